@@ -1,0 +1,126 @@
+//! The one error type, sorted by what the caller can do next.
+
+use std::time::Duration;
+
+use crate::guard::LossReason;
+
+/// What went wrong below, boxed.
+pub type Source = Box<dyn std::error::Error + Send + Sync + 'static>;
+
+/// Why an operation did not succeed, sorted by what the caller can do next.
+///
+/// No message and no source ever shows a password.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The wait budget ran out while others held the lock. Nothing is held; waiting again is safe.
+    #[error("lock `{name}` not granted within {waited:?}")]
+    TimedOut {
+        /// The lock.
+        name: String,
+        /// How long the caller waited.
+        waited: Duration,
+    },
+
+    /// The hold is over although its guards are still there. What it protected may be in other
+    /// hands: stop, drop the guards, and start afresh.
+    #[error("lock `{name}` is lost: {reason}")]
+    Lost {
+        /// The lock.
+        name: String,
+        /// Why.
+        reason: LossReason,
+    },
+
+    /// The server could not be reached, and nothing was done. Trying again later is safe.
+    #[error("cannot reach the server for {subject}")]
+    Unreachable {
+        /// What it was wanted for: a lock by name, or connecting.
+        subject: String,
+        /// What the connection said last.
+        #[source]
+        source: Source,
+    },
+
+    /// The reply never came: the server may or may not have applied the request. For an acquisition,
+    /// what it may have taken is released in the background; trying again is safe.
+    #[error("outcome of `{operation}` on lock `{name}` is unknown")]
+    Indeterminate {
+        /// The lock.
+        name: String,
+        /// What was asked.
+        operation: &'static str,
+        /// What the connection said last.
+        #[source]
+        source: Source,
+    },
+
+    /// The key is in other use: another type, another kind of lock, somebody else's hash, or a
+    /// spoiled token counter. Nothing is held. Choose another name, or mend the key.
+    #[error("key of lock `{name}` is in other use")]
+    Conflict {
+        /// The lock.
+        name: String,
+        /// What was found.
+        #[source]
+        source: Source,
+    },
+
+    /// The server's access rules forbid it. Nothing is held. The source names the missing permission.
+    #[error("access denied by the server for {subject}")]
+    Denied {
+        /// What it was wanted for: a lock by name, or connecting.
+        subject: String,
+        /// What the server said.
+        #[source]
+        source: Source,
+    },
+
+    /// The server has no memory left for a new hold (`maxmemory`). Nothing is held. Holds that exist
+    /// are still renewed and released.
+    #[error("server is out of memory, lock `{name}` not taken")]
+    OutOfMemory {
+        /// The lock.
+        name: String,
+        /// What the server said.
+        #[source]
+        source: Source,
+    },
+
+    /// The client was closed, or the runtime it was built on has ended.
+    #[error("client is closed")]
+    Closed,
+
+    /// A setting, name or URL cannot work. Nothing was sent.
+    #[error("{problem}")]
+    Config {
+        /// What is wrong and what would be right.
+        problem: String,
+    },
+}
+
+impl Error {
+    /// Whether the same call may succeed later with nothing changed by the caller.
+    ///
+    /// False for what needs a decision first: [`Lost`](Self::Lost), [`Conflict`](Self::Conflict),
+    /// [`Denied`](Self::Denied), [`Closed`](Self::Closed) and [`Config`](Self::Config).
+    pub fn is_retryable(&self) -> bool {
+        match self {
+            Self::TimedOut { .. }
+            | Self::Unreachable { .. }
+            | Self::Indeterminate { .. }
+            | Self::OutOfMemory { .. } => true,
+            Self::Lost { .. }
+            | Self::Conflict { .. }
+            | Self::Denied { .. }
+            | Self::Closed
+            | Self::Config { .. } => false,
+        }
+    }
+
+    pub(crate) fn config(problem: impl Into<String>) -> Self {
+        Self::Config {
+            problem: problem.into(),
+        }
+    }
+}

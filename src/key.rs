@@ -1,0 +1,149 @@
+//! Every key and channel name, in both key schemes. Nothing else builds one.
+
+use std::fmt::Write as _;
+
+use uuid::Uuid;
+
+use crate::error::Error;
+
+/// How the keys and channels of a name are called.
+///
+/// Two services exclude each other only if they use the same scheme.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum KeyScheme {
+    /// Redisson's names, so that a Java service can share the lock: the lock is the key `name`
+    /// itself, its token counter `redisson_lock_token:{name}`, its channel
+    /// `redisson_lock__channel:{name}`. The default.
+    #[default]
+    Redisson,
+    /// Every key and channel begins with this prefix and a colon, and carries the name as its one
+    /// hash tag: for ACLs by prefix (`~app:* &app:*`), and for names with any braces.
+    ///
+    /// The prefix is 1 to 256 bytes without `{` and `}`.
+    Prefix(String),
+}
+
+/// Longest name, in bytes. Longer ones are refused before anything is sent.
+pub(crate) const MAX_NAME_BYTES: usize = 64 * 1024;
+
+const MAX_PREFIX_BYTES: usize = 256;
+
+impl KeyScheme {
+    /// Refuses a prefix that would spoil the hash tag.
+    pub(crate) fn validate(&self) -> Result<(), Error> {
+        let Self::Prefix(prefix) = self else {
+            return Ok(());
+        };
+        if prefix.is_empty() || prefix.len() > MAX_PREFIX_BYTES {
+            return Err(Error::config(format!(
+                "a key prefix has 1 to {MAX_PREFIX_BYTES} bytes, this one {}",
+                prefix.len()
+            )));
+        }
+        if prefix.contains(['{', '}']) {
+            return Err(Error::config("a key prefix cannot contain `{` or `}`"));
+        }
+        Ok(())
+    }
+
+    /// The hash that is the lock.
+    pub(crate) fn hash(&self, name: &str) -> String {
+        match self {
+            Self::Redisson => name.to_owned(),
+            Self::Prefix(prefix) => tagged(prefix, "lock", name),
+        }
+    }
+
+    /// The counter of fencing tokens.
+    pub(crate) fn token(&self, name: &str) -> String {
+        match self {
+            Self::Redisson => redisson_prefix("redisson_lock_token", name),
+            Self::Prefix(prefix) => tagged(prefix, "token", name),
+        }
+    }
+
+    /// The channel that tells of a release.
+    pub(crate) fn channel(&self, name: &str) -> String {
+        match self {
+            Self::Redisson => redisson_prefix("redisson_lock__channel", name),
+            Self::Prefix(prefix) => tagged(prefix, "channel", name),
+        }
+    }
+
+    /// What a client says of itself.
+    pub(crate) fn client(&self, client: Uuid) -> String {
+        match self {
+            Self::Redisson => format!("leasehold_client:{}", client.hyphenated()),
+            Self::Prefix(prefix) => format!("{prefix}:client:{}", client.hyphenated()),
+        }
+    }
+}
+
+/// Redisson's `prefixName`: braces around the name unless it has an opening one.
+fn redisson_prefix(prefix: &str, name: &str) -> String {
+    if name.contains('{') {
+        format!("{prefix}:{name}")
+    } else {
+        format!("{prefix}:{{{name}}}")
+    }
+}
+
+/// `prefix:kind:{name}`, with what could end or open a tag percent-encoded.
+fn tagged(prefix: &str, kind: &str, name: &str) -> String {
+    let mut key = String::with_capacity(prefix.len() + kind.len() + name.len() + 8);
+    let _ = write!(key, "{prefix}:{kind}:{{");
+    for c in name.chars() {
+        match c {
+            '{' => key.push_str("%7B"),
+            '}' => key.push_str("%7D"),
+            '%' => key.push_str("%25"),
+            other => key.push(other),
+        }
+    }
+    key.push('}');
+    key
+}
+
+/// Refuses a name that cannot be a key.
+pub(crate) fn validate_name(name: &str) -> Result<(), Error> {
+    match name.len() {
+        0 => Err(Error::config("a lock needs a name of at least one byte")),
+        1..=MAX_NAME_BYTES => Ok(()),
+        bytes => Err(Error::config(format!(
+            "a lock's name has at most {MAX_NAME_BYTES} bytes, this one {bytes}"
+        ))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn redisson_names_are_redissons() {
+        let scheme = KeyScheme::Redisson;
+        assert_eq!(scheme.hash("job"), "job");
+        assert_eq!(scheme.token("job"), "redisson_lock_token:{job}");
+        assert_eq!(scheme.channel("job"), "redisson_lock__channel:{job}");
+        assert_eq!(scheme.channel("a:{t}:b"), "redisson_lock__channel:a:{t}:b");
+    }
+
+    #[test]
+    fn prefixed_names_begin_with_the_prefix_and_keep_names_apart() {
+        let scheme = KeyScheme::Prefix("app".into());
+        assert_eq!(scheme.hash("job"), "app:lock:{job}");
+        assert_eq!(scheme.token("a}b"), "app:token:{a%7Db}");
+        assert_ne!(scheme.hash("a%7Db"), scheme.hash("a}b"));
+    }
+
+    #[test]
+    fn bad_prefixes_and_names_are_refused() {
+        for bad in ["", "a{b", "a}b"] {
+            assert!(KeyScheme::Prefix(bad.into()).validate().is_err(), "{bad}");
+        }
+        assert!(validate_name("").is_err());
+        assert!(validate_name(&"x".repeat(MAX_NAME_BYTES)).is_ok());
+        assert!(validate_name(&"x".repeat(MAX_NAME_BYTES + 1)).is_err());
+    }
+}

@@ -1,0 +1,250 @@
+//! Where holds live: operations and answers as values, and the two stores that turn one into the
+//! other.
+//!
+//! An [`Op`] says what should be true of one name, an [`Answer`] what the store found. Both stores
+//! implement the same table (docs/protocol.md): Redis in Lua, memory in Rust. Everything above this
+//! room is the same for both.
+
+pub(crate) mod memory;
+pub(crate) mod redis;
+pub(crate) mod topic;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::Instant;
+use uuid::Uuid;
+
+use crate::env::BoxFuture;
+pub(crate) use topic::Subscription;
+
+/// Identity of one hold: the hash field, `<client uuid>:<63 random bits in decimal>`.
+///
+/// Used for one hold only, so that an old message can never match a newer hold.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct OwnerId {
+    pub(crate) client: Uuid,
+    pub(crate) hold: u64,
+}
+
+impl OwnerId {
+    /// A fresh identity from 64 random bits, of which 63 are used: Java reads them as a `long`.
+    pub(crate) fn new(client: Uuid, random: u64) -> Self {
+        Self {
+            client,
+            hold: random >> 1,
+        }
+    }
+}
+
+impl fmt::Display for OwnerId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.client.hyphenated(), self.hold)
+    }
+}
+
+impl fmt::Debug for OwnerId {
+    /// A digest: enough to tell two holds apart in a log, too little to forge one.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&crate::observe::digest(&self.to_string()))
+    }
+}
+
+/// One thing to do to one name. Safe to repeat, however late: see the table in docs/protocol.md.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Op {
+    pub(crate) name: Arc<str>,
+    pub(crate) verb: Verb,
+}
+
+/// What an [`Op`] does. Counts are set, never added to; presence of the owner id decides.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Verb {
+    /// `count` 1 takes the free lock; 2 and more set the count of a hold that is there.
+    Acquire {
+        owner: OwnerId,
+        count: u32,
+        lease_ms: u64,
+        token: TokenRule,
+    },
+    /// `count` 0 removes the hold, however late; 1 and more set the count that remains.
+    Release {
+        owner: OwnerId,
+        count: u32,
+        also: Option<OwnerId>,
+    },
+    /// Moves the deadline forward, never back; never creates. Puts the count right on the way.
+    Renew {
+        owner: OwnerId,
+        count: u32,
+        lease_ms: u64,
+    },
+    /// Removes the named owner (text, as `inspect` showed it) and no other.
+    ForceRelease { owner: String },
+}
+
+/// How the token of a first acquisition is made: `max(last + 1, server time in µs, floor + 1)`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct TokenRule {
+    /// Greatest token this client has seen for the name; 0 if none.
+    pub(crate) floor: u64,
+    /// How long the counter is kept after its last use, in milliseconds; `None` is for ever. A
+    /// counter found without expiry keeps none.
+    pub(crate) retention_ms: Option<u64>,
+}
+
+/// What the store found or did.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Answer {
+    /// First acquisition done, now or by an earlier copy of the same op.
+    Granted { token: u64, remaining_ms: u64 },
+    /// Somebody else holds it; `None`: without expiry.
+    Taken { remaining_ms: Option<u64> },
+    /// The deadline of the request had passed: nothing done.
+    Late,
+    /// The hold is not there: nothing done.
+    Gone(Instead),
+    /// Nested acquisition done.
+    Held { remaining_ms: u64 },
+    /// The hold was there and is removed.
+    Released,
+    /// Nested release done.
+    StillHeld { remaining_ms: u64 },
+    /// Lease moved forward, or long enough already.
+    Renewed { remaining_ms: u64 },
+    /// Forced release done.
+    Removed,
+    /// Forced release found another owner or none.
+    Nothing,
+    /// This op alone was refused; nothing done for it.
+    Refused(Refusal),
+}
+
+/// What is there instead of a hold that is gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Instead {
+    Free,
+    Taken,
+}
+
+/// A "no" of the server that says why.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Refusal {
+    pub(crate) kind: RefusalKind,
+    /// The server's words or ours; never a secret.
+    pub(crate) message: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RefusalKind {
+    /// The key is in other use.
+    Conflict,
+    /// An ACL forbids it.
+    Denied,
+    /// `maxmemory` reached.
+    OutOfMemory,
+    /// Passing trouble of the server (READONLY, LOADING, MISCONF, NOREPLICAS, ...): nothing done;
+    /// worth another try.
+    Unavailable,
+    /// Anything else: a fault of ours or of the server.
+    Other,
+}
+
+/// Several ops of one verb that travel together.
+#[derive(Clone, Debug)]
+pub(crate) struct Call {
+    /// Number of this attempt, echoed by the answer; never used twice by a client.
+    pub(crate) attempt: u64,
+    /// How long the store may take: past this, in server time, nothing is created or lengthened,
+    /// and past this, on our clock, the call ends as unanswered.
+    pub(crate) timeout: Duration,
+    /// All of the same verb, at least one.
+    pub(crate) ops: Vec<Op>,
+}
+
+/// A call that was answered.
+#[derive(Clone, Debug)]
+pub(crate) struct Reply {
+    /// Taken just before the call was handed to the transport.
+    pub(crate) sent: Instant,
+    /// The server's clock when it ran, µs since 1970.
+    pub(crate) server_now_us: u64,
+    /// One per op, in order.
+    pub(crate) answers: Vec<Answer>,
+}
+
+/// A call without an answer. "No answer" is never "no".
+#[derive(Clone, Debug)]
+pub(crate) enum NoReply {
+    /// It never left this process, or the server said that it did nothing: certain.
+    NotSent(Cause),
+    /// It may have run, or may yet run until the server's clock passes `deadline_us`.
+    Unanswered { deadline_us: u64, cause: Cause },
+    /// The server refused the whole call: certain.
+    Refused(Refusal),
+}
+
+/// Why there is no answer: the text, without secrets, of what went wrong below.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct Cause(pub(crate) Arc<str>);
+
+impl Cause {
+    pub(crate) fn new(text: impl Into<Arc<str>>) -> Self {
+        Self(text.into())
+    }
+}
+
+/// How a store is doing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Health {
+    /// Not connected yet.
+    Connecting,
+    /// Connected; the number counts connections, each being another.
+    Up { generation: u64 },
+    /// Lost since; text says why.
+    Down { since: Instant, why: Arc<str> },
+    /// Closed by us, for good.
+    Closed,
+}
+
+/// Who holds a name, as the store tells it.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Snapshot {
+    /// Fields of the hash, in no order: owner (text) and count.
+    pub(crate) holders: Vec<(String, u32)>,
+    /// `None`: no expiry.
+    pub(crate) remaining_ms: Option<u64>,
+    pub(crate) token: Option<u64>,
+    /// Processes listening for the release; `None` where an ACL hides it.
+    pub(crate) waiting: Option<u64>,
+    /// What the holder's client says of itself (`label`, `host`, `pid`); empty where unknown.
+    pub(crate) holder_info: BTreeMap<String, String>,
+}
+
+/// A place where holds live.
+pub(crate) trait Store: fmt::Debug + Send + Sync + 'static {
+    /// Does the ops of one call. Dropping the future does not recall them.
+    fn submit(&self, call: Call) -> BoxFuture<Result<Reply, NoReply>>;
+
+    /// Listens for releases of `name`; dropping the subscription ends it.
+    fn subscribe(&self, name: &Arc<str>) -> Subscription;
+
+    /// What is there now. Reads only.
+    fn inspect(&self, name: &Arc<str>, timeout: Duration) -> BoxFuture<Result<Snapshot, NoReply>>;
+
+    /// Writes what this client says of itself, to be read by `inspect` for `ttl`. Best effort.
+    fn announce(&self, info: BTreeMap<String, String>, ttl: Duration) -> BoxFuture<()>;
+
+    /// Takes the announcement back. Best effort.
+    fn retract(&self) -> BoxFuture<()>;
+
+    /// State of the connection, and each change of it.
+    fn health(&self) -> watch::Receiver<Health>;
+
+    /// Ends the connections; never hangs. What is not answered by then stays unanswered.
+    fn close(&self);
+}

@@ -1,0 +1,172 @@
+//! Wake-ups by name: who listens for which release. A message is a hint to try again, no more.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
+use tokio::sync::{Notify, watch};
+
+/// How far a subscription has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Listening {
+    /// Asked for, not confirmed by the server.
+    Pending,
+    /// Confirmed: a release from now on wakes us, unless the connection breaks.
+    Live,
+    /// The server will not have it, or it is switched off: poll.
+    Refused,
+}
+
+/// One name listened to, however many listen.
+#[derive(Debug)]
+pub(crate) struct Topic {
+    name: Arc<str>,
+    notify: Notify,
+    listening: watch::Sender<Listening>,
+}
+
+impl Topic {
+    pub(crate) fn name(&self) -> &Arc<str> {
+        &self.name
+    }
+
+    /// Says "try again". Kept for a listener that is not waiting at the moment.
+    pub(crate) fn wake(&self) {
+        self.notify.notify_one();
+    }
+
+    pub(crate) fn set(&self, listening: Listening) {
+        self.listening.send_replace(listening);
+    }
+
+    pub(crate) fn listening(&self) -> Listening {
+        *self.listening.borrow()
+    }
+}
+
+/// All names a client listens to.
+#[derive(Debug, Default)]
+pub(crate) struct Topics {
+    by_name: Mutex<HashMap<Arc<str>, Entry>>,
+    /// Told after each change of the set: a name came, or its last listener left.
+    changed: Notify,
+}
+
+#[derive(Debug)]
+struct Entry {
+    topic: Arc<Topic>,
+    listeners: usize,
+}
+
+impl Topics {
+    /// Adds a listener. `first` is the state a topic starts in.
+    pub(crate) fn subscribe(self: &Arc<Self>, name: &Arc<str>, first: Listening) -> Subscription {
+        let mut by_name = self.by_name.lock();
+        let entry = by_name.entry(Arc::clone(name)).or_insert_with(|| Entry {
+            topic: Arc::new(Topic {
+                name: Arc::clone(name),
+                notify: Notify::new(),
+                listening: watch::Sender::new(first),
+            }),
+            listeners: 0,
+        });
+        entry.listeners += 1;
+        let topic = Arc::clone(&entry.topic);
+        let new = entry.listeners == 1;
+        drop(by_name);
+        if new {
+            self.changed.notify_one();
+        }
+        Subscription {
+            topic,
+            topics: Arc::downgrade(self),
+        }
+    }
+
+    /// The topic of `name`, if anybody listens.
+    pub(crate) fn get(&self, name: &str) -> Option<Arc<Topic>> {
+        self.by_name
+            .lock()
+            .get(name)
+            .map(|entry| Arc::clone(&entry.topic))
+    }
+
+    /// All topics listened to now, by name.
+    pub(crate) fn all(&self) -> Vec<Arc<Topic>> {
+        let mut all: Vec<_> = self
+            .by_name
+            .lock()
+            .values()
+            .map(|entry| Arc::clone(&entry.topic))
+            .collect();
+        all.sort_unstable_by(|a, b| a.name.cmp(&b.name));
+        all
+    }
+
+    /// Wakes every listener: messages may have been missed.
+    pub(crate) fn wake_all(&self) {
+        for topic in self.all() {
+            topic.wake();
+        }
+    }
+
+    /// Completes when the set has changed since the last call.
+    pub(crate) async fn changed(&self) {
+        self.changed.notified().await;
+    }
+}
+
+/// A listener's place; ends when dropped.
+pub(crate) struct Subscription {
+    topic: Arc<Topic>,
+    topics: Weak<Topics>,
+}
+
+impl Subscription {
+    /// Completes with what became of the subscription, once that is known.
+    pub(crate) async fn settled(&self) -> Listening {
+        let mut listening = self.topic.listening.subscribe();
+        match listening
+            .wait_for(|state| *state != Listening::Pending)
+            .await
+        {
+            Ok(state) => *state,
+            Err(_) => Listening::Refused,
+        }
+    }
+
+    pub(crate) fn listening(&self) -> Listening {
+        self.topic.listening()
+    }
+
+    /// Completes at the next message, or at once if one came since the last call.
+    pub(crate) async fn woken(&self) {
+        self.topic.notify.notified().await;
+    }
+}
+
+impl Drop for Subscription {
+    fn drop(&mut self) {
+        let Some(topics) = self.topics.upgrade() else {
+            return;
+        };
+        let mut by_name = topics.by_name.lock();
+        if let Some(entry) = by_name.get_mut(&self.topic.name) {
+            entry.listeners -= 1;
+            if entry.listeners == 0 {
+                by_name.remove(&self.topic.name);
+                drop(by_name);
+                topics.changed.notify_one();
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Subscription {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Subscription")
+            .field("topic", &self.topic)
+            .finish_non_exhaustive()
+    }
+}
