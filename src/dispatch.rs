@@ -34,10 +34,13 @@ use crate::store::{
 ///
 /// Called by the dispatcher with none of its locks held; must not block.
 pub(crate) trait Requester: Send {
-    /// Whether the operation should still be sent. Only asked for acquisitions.
+    /// Whether the operation should still be sent. Asked with the queue locked: must not post.
     fn wanted(&self) -> bool {
         true
     }
+
+    /// An attempt went wrong, and another one may follow.
+    fn trouble(&self, _cause: &Cause, _unanswered: bool) {}
 
     /// How it went.
     fn done(self: Box<Self>, outcome: Outcome);
@@ -486,7 +489,12 @@ impl Dispatcher {
             job.tell(Outcome::Failed(failure));
             return;
         }
-        job.progress.failures = job.progress.failures.saturating_add(1);
+        let progress = &mut job.progress;
+        progress.failures = progress.failures.saturating_add(1);
+        let pause = pause || progress.failures > IMMEDIATE_TRIES;
+        if let (Some(requester), Some(cause)) = (&job.requester, &progress.cause) {
+            requester.trouble(cause, progress.open_until_us.is_some());
+        }
         let mut state = self.state.lock();
         if state.ended {
             drop(state);
@@ -552,7 +560,7 @@ fn take_batch(
         let Some(job) = queue.pop_front() else { return };
         // A final release is sent at least once, however late it comes up.
         let over = now >= job.give_up && job.ends().is_none();
-        if over || (job.is_acquire() && !job.wanted()) { dropped.push(job) } else { batch.push(job) }
+        if over || !job.wanted() { dropped.push(job) } else { batch.push(job) }
     }
 }
 
@@ -562,6 +570,9 @@ async fn wait(env: &SharedEnv, until: Option<Instant>) {
         None => std::future::pending().await,
     }
 }
+
+/// Tries that follow an unanswered one without a pause: its timeout was one.
+const IMMEDIATE_TRIES: u32 = 2;
 
 /// Operations in one call, at most: some 200 µs of the server's time.
 const MAX_BATCH: usize = 32;

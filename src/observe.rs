@@ -10,3 +10,89 @@ pub(crate) fn digest(text: &str) -> String {
     }
     format!("{:08x}", (hash >> 32) ^ (hash & 0xffff_ffff))
 }
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::engine::Engine;
+use crate::guard::LossReason;
+use crate::store::OwnerId;
+
+fn remaining(engine: &Engine, end: Instant) -> u64 {
+    crate::config::millis(end.saturating_duration_since(engine.now()))
+}
+
+/// A hold was granted and claimed; `waited` since the caller asked.
+pub(crate) fn acquired(
+    engine: &Engine,
+    name: &str,
+    owner: OwnerId,
+    waited: Option<Duration>,
+    end: Instant,
+) {
+    let name = engine.loggable(name);
+    let remaining_ms = remaining(engine, end);
+    match waited {
+        None => tracing::debug!(name, ?owner, remaining_ms, "lock acquired"),
+        Some(waited) => {
+            let waited_ms = crate::config::millis(waited);
+            tracing::debug!(name, ?owner, remaining_ms, waited_ms, "lock acquired after waiting");
+        }
+    }
+}
+
+/// A renewal has not been confirmed for a third of the lease.
+pub(crate) fn late(engine: &Engine, name: &str, owner: OwnerId, end: Instant) {
+    let (name, remaining_ms) = (engine.loggable(name), remaining(engine, end));
+    tracing::warn!(name, ?owner, remaining_ms, "lease renewal is late");
+}
+
+/// A renewal that was late is confirmed.
+pub(crate) fn recovered(engine: &Engine, name: &str, owner: OwnerId, end: Instant) {
+    let (name, remaining_ms) = (engine.loggable(name), remaining(engine, end));
+    tracing::info!(name, ?owner, remaining_ms, "lease renewal recovered");
+}
+
+/// A hold was lost while it was believed in.
+pub(crate) fn lost(
+    engine: &Engine,
+    name: &str,
+    owner: OwnerId,
+    reason: LossReason,
+    end: Instant,
+) {
+    let (name, remaining_ms) = (engine.loggable(name), remaining(engine, end));
+    tracing::warn!(name, ?owner, %reason, remaining_ms, "lock lost");
+}
+
+/// A release was given up without an answer.
+pub(crate) fn release_unconfirmed(
+    engine: &Engine,
+    name: &str,
+    owner: OwnerId,
+    at_most: Duration,
+) {
+    let name = engine.loggable(name);
+    let at_most_ms = crate::config::millis(at_most);
+    tracing::warn!(name, ?owner, at_most_ms, "release unconfirmed");
+}
+
+/// A waiter has waited a whole lease for a hold of its own client.
+pub(crate) fn waiting_on_own_client(
+    engine: &Engine,
+    name: &str,
+    holder: OwnerId,
+    held_for: Duration,
+) {
+    let name = engine.loggable(name);
+    let label = engine.config.label.as_deref().unwrap_or("");
+    let held_for_ms = crate::config::millis(held_for);
+    tracing::warn!(
+        name,
+        ?holder,
+        label,
+        held_for_ms,
+        "waiting for a lock that this same client holds: pass its context to re-enter"
+    );
+}

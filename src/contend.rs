@@ -1,0 +1,830 @@
+//! Waiting: the line of one client before one name, and the task that serves it.
+//!
+//! Everybody who wants a name stands in its line, in order of arrival. The first to come has an
+//! attempt posted for it at once; only if that finds the lock taken is a task started, which
+//! subscribes, tries again, and then sleeps until a message, the end of the holder's lease or the cap.
+//!
+//! A grant is an *offer* to the first in line who answers: it wakes the waiter, who claims it when
+//! polled. What is not claimed within a moment goes to the next. So a waiter whose future is not
+//! polled holds up nobody and holds nothing, and keeps its place.
+//!
+//! 1. An offer is never renewed, and at the claim its deadline is checked again.
+//! 2. A waiter that leaves with an offer in its hands passes it on.
+//! 3. Subscribe, confirm, try again, then sleep: a release between the failed attempt and the
+//!    confirmation would be missed otherwise. The sleep is always capped.
+//! 4. An owner id that is given up while an attempt with it is unanswered is swept: released now, and
+//!    once more when no copy can run any more.
+//! 5. Locks are taken in the order line-up (`Queues`), line, waiter. None is held while the dispatcher
+//!    or a waker is called.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::sync::{Notify, OwnedSemaphorePermit, oneshot};
+use tokio::time::Instant;
+
+use crate::config::{OFFER_WINDOW, POLL_CAP, POLL_FIRST, WAKE_CAP, millis};
+use crate::dispatch::{Failure, Job, Outcome, Requester};
+use crate::engine::Engine;
+use crate::env::later;
+use crate::error::Error;
+use crate::hold::{Hold, Terms};
+use crate::lock::refused;
+use crate::observe;
+use crate::store::{Answer, Cause, Listening, Op, OwnerId, Subscription, Verb};
+use crate::watchdog::{Appointment, Timed};
+
+/// The lines of one client, by name.
+#[derive(Default)]
+pub(crate) struct Queues {
+    by_name: Mutex<HashMap<Arc<str>, Arc<Line>>>,
+}
+
+/// How somebody wants to wait.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wish {
+    pub(crate) terms: Terms,
+    /// One attempt, no waiting.
+    pub(crate) once: bool,
+}
+
+impl Queues {
+    /// Takes a place at the end of the line; `None` if the wish is for one attempt and others stand
+    /// there already.
+    pub(crate) fn join(
+        &self,
+        engine: &Arc<Engine>,
+        name: &Arc<str>,
+        wish: Wish,
+        permit: OwnedSemaphorePermit,
+    ) -> Option<Ticket> {
+        let now = engine.now();
+        let mut by_name = self.by_name.lock();
+        let line = match by_name.get(name) {
+            Some(line) if wish.once && !line.state.lock().waiters.is_empty() => return None,
+            Some(line) => Arc::clone(line),
+            None => {
+                let line = Arc::new(Line::new(engine, name));
+                by_name.insert(Arc::clone(name), Arc::clone(&line));
+                line
+            }
+        };
+        let mut state = line.state.lock();
+        let waiter = Arc::new(Waiter {
+            number: state.next,
+            joined: now,
+            wish,
+            state: Mutex::new(WaiterState {
+                phase: WaitPhase::Waiting,
+                waker: None,
+                stalled: false,
+                hinted: false,
+            }),
+        });
+        state.next += 1;
+        state.waiters.insert(waiter.number, Arc::clone(&waiter));
+        let first = state.waiters.len() == 1;
+        let start = (state.serving == Serving::Nobody).then(|| {
+            state.serving = if first { Serving::Directly } else { Serving::ByTask };
+            state.serving
+        });
+        drop(state);
+        drop(by_name);
+        match start {
+            Some(Serving::Directly) => line.attempt(permit, None),
+            Some(_) => line.start_task(Next::Again),
+            None => {}
+        }
+        Some(Ticket { line, waiter, claimed: false })
+    }
+
+    /// This client has freed the name: whoever waits for it here may try.
+    pub(crate) fn freed(&self, name: &str) {
+        let line = self.by_name.lock().get(name).cloned();
+        if let Some(line) = line {
+            line.try_now();
+        }
+    }
+
+    /// Waiters standing in all lines.
+    #[cfg(test)]
+    pub(crate) fn waiters(&self) -> usize {
+        self.by_name.lock().values().map(|line| line.state.lock().waiters.len()).sum()
+    }
+}
+
+impl fmt::Debug for Queues {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Queues").field("names", &self.by_name.lock().len()).finish()
+    }
+}
+
+/// The line before one name.
+struct Line {
+    engine: Arc<Engine>,
+    name: Arc<str>,
+    state: Mutex<LineState>,
+    /// Something changed for the task: see `LineState`.
+    kick: Notify,
+}
+
+struct LineState {
+    waiters: BTreeMap<u64, Arc<Waiter>>,
+    next: u64,
+    serving: Serving,
+    /// Try without waiting for the time or a message.
+    try_now: bool,
+    /// An offer is in somebody's hands.
+    offered: bool,
+    /// Our own client holds the lock until then, as far as we know.
+    claimed_until: Option<Instant>,
+    /// Since when the server has not answered, and what the last trouble was.
+    trouble: Option<Trouble>,
+    /// When the server answered last.
+    heard: Option<Instant>,
+    /// When the attempt under way was posted.
+    asked: Option<Instant>,
+}
+
+#[derive(Clone)]
+struct Trouble {
+    cause: Cause,
+    /// An attempt may have run.
+    unanswered: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Serving {
+    Nobody,
+    /// The first attempt is under way, without a task.
+    Directly,
+    ByTask,
+}
+
+struct Waiter {
+    number: u64,
+    joined: Instant,
+    wish: Wish,
+    state: Mutex<WaiterState>,
+}
+
+struct WaiterState {
+    phase: WaitPhase,
+    waker: Option<Waker>,
+    /// Did not answer its last offer, and has not been polled since.
+    stalled: bool,
+    hinted: bool,
+}
+
+enum WaitPhase {
+    Waiting,
+    Offered(Arc<Hold>, Appointment),
+    /// One attempt was wanted, and others hold the lock.
+    Busy,
+    Failed(Error),
+    Gone,
+}
+
+/// What to do after an attempt.
+#[derive(Debug)]
+enum Next {
+    /// An offer is out.
+    Offered,
+    /// Somebody else has it, until then at the latest as far as known.
+    Taken(Option<Duration>),
+    /// Try again at once.
+    Again,
+}
+
+/// A waiter's place in line, held by the caller's future. Dropping it leaves the line.
+pub(crate) struct Ticket {
+    line: Arc<Line>,
+    waiter: Arc<Waiter>,
+    claimed: bool,
+}
+
+impl Ticket {
+    /// The grant and its level, once this waiter's turn has come; `None` if one attempt was wanted
+    /// and others hold the lock.
+    pub(crate) fn poll_claim(
+        &mut self,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<Option<(Arc<Hold>, u32)>, Error>> {
+        let mut state = self.waiter.state.lock();
+        match std::mem::replace(&mut state.phase, WaitPhase::Waiting) {
+            WaitPhase::Offered(hold, appointment) => {
+                drop(state);
+                self.line.engine.watchdog.cancel(appointment);
+                if let Some(level) = hold.claim(&self.waiter.wish.terms) {
+                    self.claimed = true;
+                    self.line.claimed(&self.waiter, &hold);
+                    let waited = self.line.engine.now() - self.waiter.joined;
+                    let waited = (waited > Duration::from_millis(1)).then_some(waited);
+                    observe::acquired(
+                        &self.line.engine,
+                        &self.line.name,
+                        hold.owner,
+                        waited,
+                        hold.server_end(),
+                    );
+                    return Poll::Ready(Ok(Some((hold, level))));
+                }
+                // Too late to be a grant. It goes back, and the place in line is kept.
+                hold.discard();
+                self.line.put_back();
+                let mut state = self.waiter.state.lock();
+                state.waker = Some(cx.waker().clone());
+                Poll::Pending
+            }
+            WaitPhase::Busy => Poll::Ready(Ok(None)),
+            WaitPhase::Failed(error) => Poll::Ready(Err(error)),
+            WaitPhase::Waiting | WaitPhase::Gone => {
+                match &mut state.waker {
+                    Some(waker) => waker.clone_from(cx.waker()),
+                    none => *none = Some(cx.waker().clone()),
+                }
+                let back = std::mem::take(&mut state.stalled);
+                drop(state);
+                if back {
+                    self.line.try_now();
+                }
+                Poll::Pending
+            }
+        }
+    }
+
+    /// What a caller is told whose time is up.
+    pub(crate) fn out_of_time(&self) -> Error {
+        let waited = self.line.engine.now() - self.waiter.joined;
+        let name = &self.line.name;
+        let state = self.line.state.lock();
+        if let Some(trouble) = &state.trouble {
+            return trouble.error(name);
+        }
+        // Asked for longer than an answer takes, and nothing heard: "no answer" is not "no".
+        let now = self.line.engine.now();
+        if state.asked.is_some_and(|asked| state.heard.is_none() || asked + OFFER_WINDOW < now) {
+            let cause = Cause::new("no answer in time");
+            return Trouble { cause, unanswered: true }.error(name);
+        }
+        Error::TimedOut { name: name.to_string(), waited }
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        if !self.claimed {
+            self.line.leave(&self.waiter);
+        }
+    }
+}
+
+impl Trouble {
+    fn error(&self, name: &str) -> Error {
+        let source = self.cause.clone().into();
+        if self.unanswered {
+            Error::Indeterminate { name: name.to_owned(), operation: "acquire", source }
+        } else {
+            Error::Unreachable { subject: format!("lock `{name}`"), source }
+        }
+    }
+}
+
+impl Waiter {
+    /// Ends the wait with an answer that is not a grant.
+    fn resolve(&self, phase: WaitPhase) {
+        let waker = {
+            let mut state = self.state.lock();
+            if !matches!(state.phase, WaitPhase::Waiting) {
+                return;
+            }
+            state.phase = phase;
+            state.waker.take()
+        };
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+
+    fn answers(&self) -> bool {
+        let state = self.state.lock();
+        matches!(state.phase, WaitPhase::Waiting) && !state.stalled
+    }
+}
+
+impl Line {
+    fn new(engine: &Arc<Engine>, name: &Arc<str>) -> Self {
+        Self {
+            engine: Arc::clone(engine),
+            name: Arc::clone(name),
+            state: Mutex::new(LineState {
+                waiters: BTreeMap::new(),
+                next: 0,
+                serving: Serving::Nobody,
+                try_now: false,
+                offered: false,
+                claimed_until: None,
+                trouble: None,
+                heard: None,
+                asked: None,
+            }),
+            kick: Notify::new(),
+        }
+    }
+
+    /// The first in line who would answer an offer.
+    fn head(&self) -> Option<Arc<Waiter>> {
+        self.state.lock().waiters.values().find(|waiter| waiter.answers()).cloned()
+    }
+
+    fn is_empty(&self) -> bool {
+        self.state.lock().waiters.is_empty()
+    }
+
+    fn try_now(&self) {
+        self.state.lock().try_now = true;
+        self.kick.notify_one();
+    }
+
+    /// Posts an attempt for the head of the line. Its outcome goes to `reply`, or is dealt with on
+    /// the spot.
+    fn attempt(
+        self: &Arc<Self>,
+        permit: OwnedSemaphorePermit,
+        reply: Option<oneshot::Sender<(OwnerId, Duration, Outcome)>>,
+    ) -> bool {
+        let Some(head) = self.head() else { return false };
+        let engine = &self.engine;
+        let now = engine.now();
+        let lease = head.wish.terms.first_lease();
+        let timeout = engine.config.command_timeout_for(lease);
+        let give_up = if head.wish.once {
+            later(now, timeout)
+        } else {
+            let heard = self.state.lock().heard.map_or(head.joined, |heard| heard.max(head.joined));
+            later(heard, engine.config.lease).max(later(now, timeout))
+        };
+        self.state.lock().asked = Some(now);
+        let owner = engine.fresh_owner();
+        let verb = Verb::Acquire {
+            owner,
+            count: 1,
+            lease_ms: millis(lease),
+            token: engine.token_rule(&self.name),
+        };
+        let op = Op { name: Arc::clone(&self.name), verb };
+        let requester = Attempt { line: Arc::clone(self), owner, lease, reply };
+        engine
+            .dispatcher
+            .post(Job::new(op, timeout, give_up, Box::new(requester)).permit(Some(permit)));
+        true
+    }
+
+    /// Deals with the outcome of an attempt.
+    fn settle(self: &Arc<Self>, owner: OwnerId, lease: Duration, outcome: Outcome) -> Next {
+        self.state.lock().asked = None;
+        let answered = match outcome {
+            Outcome::Answered(answered) => answered,
+            Outcome::Failed(failure) => return self.failed(owner, lease, failure),
+        };
+        {
+            let mut state = self.state.lock();
+            state.trouble = None;
+            state.heard = Some(self.engine.now());
+        }
+        let granted = match answered.answer {
+            Answer::Granted { token, remaining_ms } => Some((token, remaining_ms)),
+            _ => None,
+        };
+        if let Some((token, remaining_ms)) = granted {
+            let hold = Hold::granted(
+                &self.engine,
+                &self.name,
+                owner,
+                lease,
+                token,
+                remaining_ms,
+                &answered,
+            );
+            // A grant read after its own deadline is not a grant.
+            if hold.in_time() && self.offer(&hold, lease) {
+                return Next::Offered;
+            }
+            hold.discard();
+            return Next::Again;
+        }
+        if let Some(open_until_us) = answered.open_until_us {
+            self.sweep(owner, lease, open_until_us);
+        }
+        match answered.answer {
+            Answer::Taken { remaining_ms } => {
+                self.resolve_once(|| WaitPhase::Busy);
+                Next::Taken(remaining_ms.map(Duration::from_millis))
+            }
+            Answer::Refused(refusal) => {
+                if let Some(head) = self.head() {
+                    let error = refused(self.name.to_string(), "acquire", refusal);
+                    self.resolve(&head, WaitPhase::Failed(error));
+                }
+                Next::Again
+            }
+            _ => Next::Again,
+        }
+    }
+
+    fn failed(self: &Arc<Self>, owner: OwnerId, lease: Duration, failure: Failure) -> Next {
+        let trouble = match failure {
+            Failure::NotSent(cause) => Trouble { cause, unanswered: false },
+            Failure::Unanswered { open_until_us, cause } => {
+                self.sweep(owner, lease, open_until_us);
+                Trouble { cause, unanswered: true }
+            }
+            Failure::Closed => {
+                let all: Vec<_> = self.state.lock().waiters.values().cloned().collect();
+                for waiter in all {
+                    self.resolve(&waiter, WaitPhase::Failed(Error::Closed));
+                }
+                return Next::Again;
+            }
+        };
+        let now = self.engine.now();
+        let patience = self.engine.config.lease;
+        let (over, heard) = {
+            let mut state = self.state.lock();
+            state.trouble = Some(trouble.clone());
+            let heard = state.heard;
+            let all: Vec<_> = state.waiters.values().cloned().collect();
+            (all, heard)
+        };
+        for waiter in over {
+            let since = heard.map_or(waiter.joined, |heard| heard.max(waiter.joined));
+            if waiter.wish.once || later(since, patience) <= now {
+                self.resolve(&waiter, WaitPhase::Failed(trouble.error(&self.name)));
+            }
+        }
+        Next::Again
+    }
+
+    /// Ends the wait of one waiter and takes it out of the line.
+    fn resolve(&self, waiter: &Arc<Waiter>, phase: WaitPhase) {
+        self.state.lock().waiters.remove(&waiter.number);
+        waiter.resolve(phase);
+    }
+
+    fn resolve_once(&self, phase: impl Fn() -> WaitPhase) {
+        let once: Vec<_> = {
+            let state = self.state.lock();
+            state.waiters.values().filter(|waiter| waiter.wish.once).cloned().collect()
+        };
+        for waiter in once {
+            self.resolve(&waiter, phase());
+        }
+    }
+
+    /// Makes sure that no copy of an attempt with `owner` leaves a hold behind.
+    fn sweep(&self, owner: OwnerId, lease: Duration, open_until_us: u64) {
+        let timeout = self.engine.config.command_timeout_for(lease);
+        let give_up = later(self.engine.now(), lease + timeout);
+        let verb = Verb::Release { owner, count: 0, also: None };
+        let op = Op { name: Arc::clone(&self.name), verb };
+        let job = Job::unattended(op, timeout, give_up).sit_out(Some(open_until_us));
+        self.engine.dispatcher.post(job);
+    }
+
+    /// Offers a grant to the first in line who answers and wants this lease.
+    fn offer(self: &Arc<Self>, hold: &Arc<Hold>, lease: Duration) -> bool {
+        let waiters: Vec<_> = self.state.lock().waiters.values().cloned().collect();
+        for waiter in waiters {
+            if waiter.wish.terms.first_lease() != lease {
+                continue;
+            }
+            {
+                let mut state = self.state.lock();
+                state.offered = true;
+                state.claimed_until = None;
+            }
+            let waker = {
+                let mut state = waiter.state.lock();
+                if !matches!(state.phase, WaitPhase::Waiting) || state.stalled {
+                    continue;
+                }
+                let until = later(self.engine.now(), OFFER_WINDOW);
+                let offer = Arc::new(Offer { line: Arc::clone(self), waiter: Arc::clone(&waiter) });
+                let appointment = self.engine.watchdog.schedule(until, offer);
+                state.phase = WaitPhase::Offered(Arc::clone(hold), appointment);
+                state.waker.take()
+            };
+            if let Some(waker) = waker {
+                waker.wake();
+            }
+            return true;
+        }
+        self.state.lock().offered = false;
+        false
+    }
+
+    /// An offer came back: to the next who answers, else to the server.
+    fn pass_on(self: &Arc<Self>, hold: &Arc<Hold>) {
+        self.state.lock().offered = false;
+        if !(hold.in_time() && self.offer(hold, hold.lease())) {
+            hold.discard();
+        }
+        self.serve_the_rest();
+    }
+
+    /// An offer was not used and is dealt with.
+    fn put_back(self: &Arc<Self>) {
+        {
+            let mut state = self.state.lock();
+            state.offered = false;
+            state.try_now = true;
+        }
+        self.serve_the_rest();
+    }
+
+    fn claimed(self: &Arc<Self>, waiter: &Arc<Waiter>, hold: &Arc<Hold>) {
+        let until = hold.server_end();
+        {
+            let mut state = self.state.lock();
+            state.offered = false;
+            state.claimed_until = Some(until);
+            state.waiters.remove(&waiter.number);
+        }
+        self.serve_the_rest();
+    }
+
+    fn leave(self: &Arc<Self>, waiter: &Arc<Waiter>) {
+        self.state.lock().waiters.remove(&waiter.number);
+        let phase = {
+            let mut state = waiter.state.lock();
+            state.waker = None;
+            std::mem::replace(&mut state.phase, WaitPhase::Gone)
+        };
+        if let WaitPhase::Offered(hold, appointment) = phase {
+            self.engine.watchdog.cancel(appointment);
+            self.pass_on(&hold);
+        } else {
+            self.serve_the_rest();
+        }
+    }
+
+    /// After a change of the line: its task looks again; one is started for those who wait without;
+    /// an empty line that nobody serves goes.
+    fn serve_the_rest(self: &Arc<Self>) {
+        let mut by_name = self.engine.queues.by_name.lock();
+        let mut state = self.state.lock();
+        match (state.serving, state.waiters.is_empty()) {
+            (Serving::ByTask, _) => {
+                drop(state);
+                drop(by_name);
+                self.kick.notify_one();
+            }
+            (Serving::Directly, _) => {}
+            (Serving::Nobody, true) => {
+                if by_name.get(&self.name).is_some_and(|line| Arc::ptr_eq(line, self)) {
+                    by_name.remove(&self.name);
+                }
+            }
+            (Serving::Nobody, false) => {
+                // Only the one with the offer: nothing to do unless it comes back.
+                if state.offered && state.waiters.len() == 1 {
+                    return;
+                }
+                state.serving = Serving::ByTask;
+                drop(state);
+                drop(by_name);
+                self.start_task(Next::Again);
+            }
+        }
+    }
+
+    fn start_task(self: &Arc<Self>, next: Next) {
+        let line = Arc::clone(self);
+        self.engine.env.spawn(Box::pin(async move { line.serve(next).await }));
+    }
+
+    /// Ends the task's service if nobody stands in line.
+    fn dismiss(self: &Arc<Self>) -> bool {
+        let mut by_name = self.engine.queues.by_name.lock();
+        let mut state = self.state.lock();
+        if !state.waiters.is_empty() {
+            return false;
+        }
+        state.serving = Serving::Nobody;
+        if by_name.get(&self.name).is_some_and(|line| Arc::ptr_eq(line, self)) {
+            by_name.remove(&self.name);
+        }
+        true
+    }
+
+    /// Serves the line until it is empty.
+    async fn serve(self: Arc<Self>, mut next: Next) {
+        let mut subscription: Option<Subscription> = None;
+        let mut poll_pause = POLL_FIRST;
+        while !self.dismiss() {
+            match next {
+                Next::Again => {}
+                Next::Offered => {
+                    // The offer is claimed, passed on or put back; each of them kicks.
+                    let state = self.state.lock();
+                    if state.offered {
+                        drop(state);
+                        self.kick.notified().await;
+                        continue;
+                    }
+                    let claimed = state.claimed_until.filter(|_| !state.try_now);
+                    drop(state);
+                    next = match claimed {
+                        Some(until) => {
+                            Next::Taken(Some(until.saturating_duration_since(self.engine.now())))
+                        }
+                        None => Next::Again,
+                    };
+                    continue;
+                }
+                Next::Taken(remaining) => {
+                    self.hint();
+                    if subscription.is_none() {
+                        let asked = self.engine.store.subscribe(&self.name);
+                        // A release may have come before the subscription was live: try once more.
+                        self.until_listening(&asked, remaining).await;
+                        subscription = Some(asked);
+                    } else if let Some(subscription) = &subscription {
+                        self.sleep(subscription, remaining, &mut poll_pause).await;
+                    }
+                }
+            }
+            if self.head().is_none() {
+                // All are stalled or have an offer: nothing is tried for those who would not answer.
+                if self.is_empty() {
+                    continue;
+                }
+                self.kick.notified().await;
+                next = if self.state.lock().offered { Next::Offered } else { Next::Again };
+                continue;
+            }
+            self.state.lock().try_now = false;
+            let Ok(permit) = Arc::clone(&self.engine.permits).acquire_owned().await else { return };
+            let (reply, outcome) = oneshot::channel();
+            if !self.attempt(permit, Some(reply)) {
+                next = Next::Again;
+                continue;
+            }
+            next = match outcome.await {
+                Ok((owner, lease, outcome)) => self.settle(owner, lease, outcome),
+                Err(_) => Next::Again,
+            };
+        }
+    }
+
+    /// Waits until the subscription is confirmed, but no longer than a sleep would be.
+    async fn until_listening(&self, subscription: &Subscription, remaining: Option<Duration>) {
+        let until = later(self.engine.now(), remaining.unwrap_or(WAKE_CAP).min(WAKE_CAP));
+        tokio::select! {
+            biased;
+            _ = subscription.settled() => {}
+            () = self.until_try_now() => {}
+            () = self.engine.env.sleep_until(until) => {}
+        }
+    }
+
+    /// Sleeps until a message, a kick, the end of the holder's lease, or the cap.
+    async fn sleep(
+        &self,
+        subscription: &Subscription,
+        remaining: Option<Duration>,
+        poll_pause: &mut Duration,
+    ) {
+        let cap = if subscription.listening() == Listening::Live {
+            *poll_pause = POLL_FIRST;
+            WAKE_CAP
+        } else {
+            let pause = *poll_pause;
+            *poll_pause = (pause * 3 / 2).min(POLL_CAP);
+            self.jittered(pause)
+        };
+        // A moment past the lease's end, not all at the same one.
+        let ends = remaining.map(|left| left + self.jittered(Duration::from_millis(4)));
+        let until = later(self.engine.now(), ends.unwrap_or(cap).min(cap));
+        tokio::select! {
+            biased;
+            () = subscription.woken() => {}
+            () = self.until_try_now() => {}
+            () = self.engine.env.sleep_until(until) => {}
+        }
+    }
+
+    /// Half of `pause`, and up to half more by chance.
+    fn jittered(&self, pause: Duration) -> Duration {
+        let micros = u64::try_from(pause.as_micros()).unwrap_or(u64::MAX).max(2);
+        Duration::from_micros(micros / 2 + self.engine.env.random() % (micros / 2))
+    }
+
+    /// Completes when the line is to be looked at without more sleep.
+    async fn until_try_now(&self) {
+        loop {
+            if self.state.lock().try_now || self.is_empty() {
+                return;
+            }
+            self.kick.notified().await;
+        }
+    }
+
+    /// Says once that a waiter has waited a whole lease for its own client.
+    fn hint(&self) {
+        let Some(head) = self.head() else { return };
+        let now = self.engine.now();
+        if now < later(head.joined, head.wish.terms.lease) {
+            return;
+        }
+        if std::mem::replace(&mut head.state.lock().hinted, true) {
+            return;
+        }
+        let own = self.engine.watchdog.holds().into_iter().find(|hold| hold.name == self.name);
+        if let Some(hold) = own {
+            let held_for = now.saturating_duration_since(hold.since());
+            observe::waiting_on_own_client(&self.engine, &self.name, hold.owner, held_for);
+        }
+    }
+}
+
+/// The end of an offer's window.
+struct Offer {
+    line: Arc<Line>,
+    waiter: Arc<Waiter>,
+}
+
+impl Timed for Offer {
+    fn due(self: Arc<Self>, _now: Instant) {
+        let taken_back = {
+            let mut state = self.waiter.state.lock();
+            match std::mem::replace(&mut state.phase, WaitPhase::Waiting) {
+                WaitPhase::Offered(hold, appointment) => {
+                    if self.waiter.wish.once {
+                        state.phase = WaitPhase::Busy;
+                    } else {
+                        state.stalled = true;
+                    }
+                    Some((hold, appointment))
+                }
+                other => {
+                    state.phase = other;
+                    None
+                }
+            }
+        };
+        if let Some((hold, appointment)) = taken_back {
+            self.line.engine.watchdog.cancel(appointment);
+            if self.waiter.wish.once {
+                self.line.state.lock().waiters.remove(&self.waiter.number);
+            }
+            self.line.pass_on(&hold);
+        }
+    }
+
+    fn held(self: Arc<Self>) -> Option<Arc<Hold>> {
+        None
+    }
+}
+
+/// An attempt under way for a line.
+struct Attempt {
+    line: Arc<Line>,
+    owner: OwnerId,
+    lease: Duration,
+    reply: Option<oneshot::Sender<(OwnerId, Duration, Outcome)>>,
+}
+
+impl Requester for Attempt {
+    fn wanted(&self) -> bool {
+        !self.line.is_empty()
+    }
+
+    fn trouble(&self, cause: &Cause, unanswered: bool) {
+        self.line.state.lock().trouble = Some(Trouble { cause: cause.clone(), unanswered });
+    }
+
+    fn done(self: Box<Self>, outcome: Outcome) {
+        let Self { line, owner, lease, reply } = *self;
+        if let Some(reply) = reply {
+            let _ = reply.send((owner, lease, outcome));
+            return;
+        }
+        let next = line.settle(owner, lease, outcome);
+        let mut state = line.state.lock();
+        state.serving = Serving::Nobody;
+        let alone_with_offer = matches!(next, Next::Offered) && state.waiters.len() <= 1;
+        if state.waiters.is_empty() || alone_with_offer {
+            drop(state);
+            line.serve_the_rest();
+        } else {
+            state.serving = Serving::ByTask;
+            drop(state);
+            line.start_task(next);
+        }
+    }
+}

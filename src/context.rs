@@ -1,0 +1,183 @@
+//! `LockContext`: one logical flow of work, the contender.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::future::Future;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard};
+
+use crate::engine::Handle;
+use crate::hold::Hold;
+use crate::lock::Lock;
+
+/// One logical flow of work: the contender for locks, who may re-enter those it holds.
+///
+/// A lock acquired twice through one context is entered twice; two contexts exclude each other, in
+/// one process as between processes. Ownership is this value and nothing else: no thread, no task.
+/// Pass `&mut LockContext` down to the functions that take part in the work.
+///
+/// It is not `Clone`, because a copy could mean two things: [`share`](Self::share) is the same flow
+/// of work seen from a second task, [`fork`](Self::fork) is another contender.
+///
+/// # Why `&mut`
+///
+/// Taking a lock from a context wants `&mut`, as a query on a transaction does: so two branches of a
+/// `join!` over one context do not compile by accident. Say `share()` or `fork()` there.
+///
+/// # Examples
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
+/// use leasehold::{LockClient, LockContext};
+///
+/// async fn charge(ctx: &mut LockContext) -> Result<(), leasehold::Error> {
+///     let _again = ctx.lock("order:10").acquire().await?; // re-enters
+///     Ok(())
+/// }
+///
+/// let client = LockClient::in_memory();
+/// let mut ctx = client.context();
+/// let guard = ctx.lock("order:10").acquire().await?;
+/// charge(&mut ctx).await?;
+/// guard.release().await.into_result().expect("held all the time");
+/// # Ok(()) }
+/// ```
+pub struct LockContext {
+    handle: Arc<Handle>,
+    flow: Arc<Flow>,
+}
+
+impl LockContext {
+    /// A new contender.
+    pub(crate) fn new(handle: Arc<Handle>) -> Self {
+        Self { handle, flow: Arc::default() }
+    }
+
+    pub(crate) fn of(handle: Arc<Handle>, flow: Arc<Flow>) -> Self {
+        Self { handle, flow }
+    }
+
+    /// The lock called `name`, for this contender. No round trip; a bad name is an error of the verb.
+    pub fn lock(&mut self, name: impl Into<Arc<str>>) -> Lock {
+        Lock::new(Arc::clone(&self.handle), Arc::clone(&self.flow), name.into())
+    }
+
+    /// The same flow of work, for another task that takes part in it: it may enter what this context
+    /// holds.
+    ///
+    /// Acquisitions of one name through shared contexts go one after the other: the second waits for
+    /// the first one's answer, then re-enters.
+    pub fn share(&self) -> Self {
+        Self { handle: Arc::clone(&self.handle), flow: Arc::clone(&self.flow) }
+    }
+
+    /// Another contender of the same client: the two exclude each other.
+    pub fn fork(&self) -> Self {
+        Self::new(Arc::clone(&self.handle))
+    }
+
+    /// Runs `work` with this context as the [`current`](Self::current) one of its task.
+    ///
+    /// For code that cannot be given a context as an argument. Nothing in this crate reads it but
+    /// `current`. Tasks spawned inside do not inherit it.
+    pub async fn scope<F: Future>(&self, work: F) -> F::Output {
+        CURRENT.scope(self.share(), work).await
+    }
+
+    /// A [`share`](Self::share) of the context whose [`scope`](Self::scope) this runs in.
+    pub fn current() -> Option<Self> {
+        CURRENT.try_with(Self::share).ok()
+    }
+}
+
+impl fmt::Debug for LockContext {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LockContext").finish_non_exhaustive()
+    }
+}
+
+tokio::task_local! {
+    static CURRENT: LockContext;
+}
+
+/// What a flow of work holds, by name.
+#[derive(Default)]
+pub(crate) struct Flow {
+    names: Mutex<HashMap<Arc<str>, Named>>,
+}
+
+struct Named {
+    spot: Arc<Spot>,
+    /// Places taken; the entry goes with the last.
+    places: usize,
+}
+
+/// One name of a flow.
+#[derive(Default)]
+struct Spot {
+    /// Held through each acquisition, so that those of one name go one after the other.
+    gate: Arc<AsyncMutex<()>>,
+    /// The hold whose guards are alive, be it lost or not.
+    hold: Mutex<Option<Arc<Hold>>>,
+}
+
+/// A use of one name of a flow; the flow forgets the name with its last use.
+pub(crate) struct Place {
+    flow: Arc<Flow>,
+    name: Arc<str>,
+    spot: Arc<Spot>,
+}
+
+impl Flow {
+    pub(crate) fn place(self: &Arc<Self>, name: &Arc<str>) -> Place {
+        let mut names = self.names.lock();
+        let named = names
+            .entry(Arc::clone(name))
+            .or_insert_with(|| Named { spot: Arc::default(), places: 0 });
+        named.places += 1;
+        Place { flow: Arc::clone(self), name: Arc::clone(name), spot: Arc::clone(&named.spot) }
+    }
+}
+
+impl Place {
+    /// Waits for acquisitions of this name through this flow to be over.
+    pub(crate) async fn enter(&self) -> OwnedMutexGuard<()> {
+        Arc::clone(&self.spot.gate).lock_owned().await
+    }
+
+    /// As [`enter`](Self::enter), without waiting.
+    pub(crate) fn try_enter(&self) -> Option<OwnedMutexGuard<()>> {
+        Arc::clone(&self.spot.gate).try_lock_owned().ok()
+    }
+
+    /// The hold of this flow, lost or not.
+    pub(crate) fn hold(&self) -> Option<Arc<Hold>> {
+        self.spot.hold.lock().clone()
+    }
+
+    pub(crate) fn remember(&self, hold: &Arc<Hold>) {
+        *self.spot.hold.lock() = Some(Arc::clone(hold));
+    }
+
+    /// The hold has no guards any more: the name is fresh for this flow.
+    pub(crate) fn forget(&self, hold: &Arc<Hold>) {
+        let mut held = self.spot.hold.lock();
+        if held.as_ref().is_some_and(|held| Arc::ptr_eq(held, hold)) {
+            *held = None;
+        }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut names = self.flow.names.lock();
+        if let Some(named) = names.get_mut(&self.name) {
+            named.places -= 1;
+            if named.places == 0 {
+                names.remove(&self.name);
+            }
+        }
+    }
+}

@@ -1,0 +1,232 @@
+//! What the parts of one client share, and how its background begins and ends.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+use tokio::sync::Semaphore;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
+
+use crate::config::{Config, MAX_OUTSTANDING};
+use crate::contend::Queues;
+use crate::dispatch::Dispatcher;
+use crate::env::{SharedEnv, later};
+use crate::error::Error;
+use crate::guard::LossReason;
+use crate::store::{OwnerId, Store, TokenRule};
+use crate::watchdog::Watchdog;
+
+/// The inside of one client. Its background tasks hold it; users hold a [`Handle`].
+pub(crate) struct Engine {
+    pub(crate) env: SharedEnv,
+    pub(crate) store: Arc<dyn Store>,
+    pub(crate) config: Config,
+    pub(crate) client: Uuid,
+    pub(crate) dispatcher: Dispatcher,
+    pub(crate) watchdog: Watchdog,
+    pub(crate) queues: Queues,
+    /// Bounds the acquisitions posted and not answered.
+    pub(crate) permits: Arc<Semaphore>,
+    /// Cancelled when no acquisition may start any more: `close` was called, or the runtime ended.
+    pub(crate) closing: CancellationToken,
+    /// Cancelled when nothing is renewed any more.
+    pub(crate) stopped: CancellationToken,
+    floors: Floors,
+    announced: AtomicBool,
+}
+
+impl Engine {
+    /// Starts the background of a client on `env`'s runtime.
+    pub(crate) fn start(
+        env: SharedEnv,
+        store: Arc<dyn Store>,
+        config: Config,
+        client: Uuid,
+    ) -> Arc<Self> {
+        let engine = Arc::new(Self {
+            dispatcher: Dispatcher::new(Arc::clone(&env), Arc::clone(&store)),
+            watchdog: Watchdog::new(),
+            queues: Queues::default(),
+            permits: Arc::new(Semaphore::new(MAX_OUTSTANDING)),
+            closing: CancellationToken::new(),
+            stopped: CancellationToken::new(),
+            floors: Floors::default(),
+            announced: AtomicBool::new(false),
+            env,
+            store,
+            config,
+            client,
+        });
+        let running = Running { engine: Arc::clone(&engine) };
+        engine.env.spawn(Box::pin(async move {
+            let engine = &running.engine;
+            tokio::join!(engine.dispatcher.run(), engine.watchdog.run(engine));
+            if engine.announced.load(Ordering::Relaxed) {
+                engine.store.retract().await;
+            }
+        }));
+        engine
+    }
+
+    pub(crate) fn now(&self) -> Instant {
+        self.env.now()
+    }
+
+    /// An identity for one hold.
+    pub(crate) fn fresh_owner(&self) -> OwnerId {
+        OwnerId::new(self.client, self.env.random())
+    }
+
+    /// The name as it may appear in an event.
+    pub(crate) fn loggable(&self, name: &str) -> String {
+        if self.config.digest_names { crate::observe::digest(name) } else { name.to_owned() }
+    }
+
+    pub(crate) fn token_rule(&self, name: &str) -> TokenRule {
+        TokenRule { floor: self.floors.of(name), retention_ms: self.config.retention_ms() }
+    }
+
+    pub(crate) fn saw_token(&self, name: &Arc<str>, token: u64, server_now_us: u64) {
+        self.floors.saw(name, token, server_now_us);
+    }
+
+    /// Refuses to start anything on a client that is ending.
+    pub(crate) fn ensure_open(&self) -> Result<(), Error> {
+        if self.closing.is_cancelled() { Err(Error::Closed) } else { Ok(()) }
+    }
+
+    /// Tells the server who we are, once, with the first hold.
+    pub(crate) fn announce_once(self: &Arc<Self>) {
+        if !self.announced.swap(true, Ordering::Relaxed) {
+            self.announce();
+        }
+    }
+
+    /// Tells the server who we are, for two leases.
+    pub(crate) fn announce(self: &Arc<Self>) {
+        let info = about_this_process(self.config.label.as_deref());
+        self.env.spawn(self.store.announce(info, self.config.lease * 2));
+    }
+
+    /// The end: nothing is sent or renewed any more, whoever waits is told.
+    fn end(&self) {
+        self.closing.cancel();
+        self.stopped.cancel();
+        self.dispatcher.end();
+        for hold in self.watchdog.holds() {
+            hold.lose(LossReason::ClientClosed);
+        }
+        self.store.close();
+    }
+}
+
+impl fmt::Debug for Engine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Engine").field("client", &self.client).finish_non_exhaustive()
+    }
+}
+
+/// Held by the background task. Dropped with it, whether it returned, panicked or its runtime ended.
+struct Running {
+    engine: Arc<Engine>,
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.engine.end();
+    }
+}
+
+/// What users of a client hold, by client, context, lock and guard. When the last is gone the
+/// background ends, once what was posted is done.
+#[derive(Debug)]
+pub(crate) struct Handle {
+    pub(crate) engine: Arc<Engine>,
+    flows: AtomicU64,
+}
+
+impl Handle {
+    pub(crate) fn new(engine: Arc<Engine>) -> Arc<Self> {
+        Arc::new(Self { engine, flows: AtomicU64::new(0) })
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.engine.closing.cancel();
+        self.engine.stopped.cancel();
+        self.engine.dispatcher.finish();
+    }
+}
+
+/// The greatest tokens seen, so that a token grows even if the server lost its counter and its clock
+/// went back.
+///
+/// Tokens follow the server's clock, so one number serves all names whose tokens do. Names whose
+/// counter runs ahead of the clock (set by hand, or shared with a counter of another kind) are kept
+/// apart, a bounded number of them.
+#[derive(Debug, Default)]
+struct Floors {
+    common: AtomicU64,
+    ahead: Mutex<BTreeMap<Arc<str>, u64>>,
+    any_ahead: AtomicBool,
+}
+
+impl Floors {
+    fn of(&self, name: &str) -> u64 {
+        let common = self.common.load(Ordering::Relaxed);
+        if !self.any_ahead.load(Ordering::Relaxed) {
+            return common;
+        }
+        self.ahead.lock().get(name).map_or(common, |ahead| common.max(*ahead))
+    }
+
+    fn saw(&self, name: &Arc<str>, token: u64, server_now_us: u64) {
+        if token <= server_now_us.saturating_add(AHEAD_US) {
+            self.common.fetch_max(token, Ordering::Relaxed);
+            return;
+        }
+        self.any_ahead.store(true, Ordering::Relaxed);
+        let mut ahead = self.ahead.lock();
+        if ahead.len() >= MAX_AHEAD && !ahead.contains_key(name) {
+            ahead.pop_first();
+        }
+        let floor = ahead.entry(Arc::clone(name)).or_default();
+        *floor = (*floor).max(token);
+    }
+}
+
+const MAX_AHEAD: usize = 1024;
+
+/// How far a token may be ahead of the clock and still count as following it.
+const AHEAD_US: u64 = 1_000_000;
+
+/// When an announcement that lasts two leases is written anew.
+pub(crate) fn next_announcement(engine: &Engine, now: Instant) -> Instant {
+    later(now, engine.config.lease * 2 / 3)
+}
+
+fn about_this_process(label: Option<&str>) -> BTreeMap<String, String> {
+    let mut about = BTreeMap::new();
+    if let Some(label) = label {
+        about.insert("label".to_owned(), label.to_owned());
+    }
+    if let Some(host) = host_name() {
+        about.insert("host".to_owned(), host);
+    }
+    about.insert("pid".to_owned(), std::process::id().to_string());
+    about
+}
+
+fn host_name() -> Option<String> {
+    let told = std::fs::read_to_string("/proc/sys/kernel/hostname")
+        .ok()
+        .or_else(|| std::fs::read_to_string("/etc/hostname").ok())
+        .or_else(|| std::env::var("HOSTNAME").ok())?;
+    let host = told.trim();
+    (!host.is_empty()).then(|| host.to_owned())
+}

@@ -1,0 +1,700 @@
+//! One hold: the state machine between a grant and its end.
+//!
+//! | from | event | to |
+//! |---|---|---|
+//! | | granted by the store | `Offered` |
+//! | `Offered` | claimed by its waiter in time | `Held` |
+//! | `Offered` | not claimed, or too late | `Ended`, a release is posted |
+//! | `Held` | nested acquire, inner release | `Held` |
+//! | `Held` | last level left | `Releasing`, a release is posted |
+//! | `Held` | deadline, "gone", forced, `max_hold`, closed | `Lost`, for good |
+//! | `Releasing` | the release is answered or given up | `Ended` |
+//!
+//! Invariants:
+//!
+//! 1. The levels here are the depth; the server's count only follows. A nested acquisition is a level
+//!    from the moment it is posted, or the outer guard's release would end the hold under it.
+//! 2. Only `Held` is renewed. The phase leaves `Held` before the release is posted, so no renewal is
+//!    posted after it.
+//! 3. `Lost` never reverts: an answer that comes later moves no deadline.
+//! 4. The state is not locked while the dispatcher or a waker is called. The watchdog may be: it never
+//!    calls back with its own lock held.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::config::millis;
+use crate::dispatch::{Answered, Failure, Job, Outcome, Requester};
+use crate::engine::Engine;
+use crate::env::later;
+use crate::fencing::FencingToken;
+use crate::guard::{LossReason, ReleaseOutcome};
+use crate::lease::Term;
+use crate::observe;
+use crate::store::{Answer, Instead, Op, OwnerId, Verb};
+use crate::watchdog::{Appointment, Timed};
+
+/// What one level of a hold asks for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Terms {
+    pub(crate) lease: Duration,
+    /// Whether the watchdog renews it.
+    pub(crate) renewed: bool,
+    pub(crate) max_hold: Option<Duration>,
+}
+
+impl Terms {
+    /// The lease to ask the server for at the start.
+    pub(crate) fn first_lease(&self) -> Duration {
+        self.max_hold.map_or(self.lease, |max| self.lease.min(max))
+    }
+}
+
+/// One outermost acquisition, until its end.
+pub(crate) struct Hold {
+    pub(crate) engine: Arc<Engine>,
+    pub(crate) name: Arc<str>,
+    pub(crate) owner: OwnerId,
+    pub(crate) token: FencingToken,
+    lease: Duration,
+    lost: CancellationToken,
+    state: Mutex<State>,
+}
+
+struct State {
+    phase: Phase,
+    levels: Vec<Level>,
+    next_level: u32,
+    term: Term,
+    since: Instant,
+    /// When the next renewal is due; `None` while one is under way or none is wanted.
+    renew_at: Option<Instant>,
+    /// When to say that the renewal under way is late.
+    late_at: Option<Instant>,
+    told_late: bool,
+    /// A renewal is under way: the server's lease may be longer than confirmed.
+    renewing: bool,
+    appointment: Option<Appointment>,
+    /// Server time until which an unanswered attempt of the acquisition may still run.
+    open_until_us: Option<u64>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Offered,
+    Held,
+    Releasing,
+    Ended,
+    Lost(LossReason),
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Level {
+    id: u32,
+    renewed: bool,
+    lease: Duration,
+    ends: Option<Instant>,
+}
+
+/// What entering another level amounted to.
+#[derive(Debug)]
+pub(crate) enum Entered {
+    /// A level, counted from now on, to be told to the server.
+    Level { level: u32, depth: u32 },
+    Lost(LossReason),
+    /// The last level has just left: there is no hold to enter.
+    Over,
+}
+
+/// What leaving a level amounted to.
+#[derive(Debug)]
+pub(crate) enum Left {
+    /// Levels remain; the answer tells whether the server still has the hold.
+    Inner { depth: u32 },
+    /// It was the last one; the release was posted.
+    Last,
+    /// The hold had been lost before.
+    Lost(LossReason),
+}
+
+impl Hold {
+    /// A hold the store has granted; nobody believes in it yet.
+    pub(crate) fn granted(
+        engine: &Arc<Engine>,
+        name: &Arc<str>,
+        owner: OwnerId,
+        lease: Duration,
+        token: u64,
+        remaining_ms: u64,
+        answered: &Answered,
+    ) -> Arc<Self> {
+        engine.saw_token(name, token, answered.server_now_us);
+        Arc::new(Self {
+            engine: Arc::clone(engine),
+            name: Arc::clone(name),
+            owner,
+            token: FencingToken::new(token),
+            lease,
+            lost: CancellationToken::new(),
+            state: Mutex::new(State {
+                phase: Phase::Offered,
+                levels: Vec::with_capacity(1),
+                next_level: 0,
+                term: Term::confirmed(answered.sent, remaining_ms),
+                since: answered.sent,
+                renew_at: None,
+                late_at: None,
+                told_late: false,
+                renewing: false,
+                appointment: None,
+                open_until_us: answered.open_until_us,
+            }),
+        })
+    }
+
+    /// Whether its deadline is still to come.
+    pub(crate) fn in_time(&self) -> bool {
+        self.engine.now() < self.state.lock().term.deadline
+    }
+
+    /// Begins to be believed in, unless its deadline has passed while it was offered.
+    pub(crate) fn claim(self: &Arc<Self>, terms: &Terms) -> Option<u32> {
+        let now = self.engine.now();
+        let mut state = self.state.lock();
+        if state.phase != Phase::Offered || now >= state.term.deadline {
+            return None;
+        }
+        state.phase = Phase::Held;
+        state.since = now;
+        let level = state.add_level(terms, now);
+        if terms.renewed {
+            let left = state.term.end.saturating_duration_since(now);
+            let fresh = left >= terms.lease * 2 / 3;
+            // Counted back from the end of the lease, which was confirmed by the grant.
+            state.renew_at =
+                Some(if fresh { later(now, left.saturating_sub(terms.lease * 2 / 3)) } else { now });
+        }
+        self.make_appointment(&mut state);
+        drop(state);
+        self.engine.announce_once();
+        Some(level)
+    }
+
+    /// Adds a level for a nested acquisition about to be posted, and says to which count.
+    pub(crate) fn enter(self: &Arc<Self>, terms: &Terms) -> Entered {
+        let now = self.engine.now();
+        let _ = self.check(now);
+        let mut state = self.state.lock();
+        match state.phase {
+            Phase::Held => {}
+            Phase::Lost(reason) => return Entered::Lost(reason),
+            Phase::Offered | Phase::Releasing | Phase::Ended => return Entered::Over,
+        }
+        let level = state.add_level(terms, now);
+        let depth = state.depth();
+        if terms.renewed && state.renew_at.is_none() && state.late_at.is_none() {
+            state.renew_at = Some(later(now, terms.lease / 3));
+        }
+        self.make_appointment(&mut state);
+        Entered::Level { level, depth }
+    }
+
+    /// Takes a confirmation by the store into account.
+    pub(crate) fn confirmed(self: &Arc<Self>, sent: Instant, remaining_ms: u64) {
+        let mut state = self.state.lock();
+        if state.phase == Phase::Held && self.engine.now() < state.term.deadline {
+            state.term = state.term.max(Term::confirmed(sent, remaining_ms));
+            self.make_appointment(&mut state);
+        }
+    }
+
+    /// Whether the hold is held, by the clock; the first look past its deadline makes it lost.
+    pub(crate) fn check(self: &Arc<Self>, now: Instant) -> Result<(), LossReason> {
+        let over = {
+            let state = self.state.lock();
+            match state.phase {
+                Phase::Lost(reason) => return Err(reason),
+                Phase::Held => state.over(now),
+                Phase::Offered | Phase::Releasing | Phase::Ended => None,
+            }
+        };
+        match over {
+            Some(reason) => Err(self.lose(reason).unwrap_or(reason)),
+            None => Ok(()),
+        }
+    }
+
+    /// When it will be lost unless it is renewed.
+    pub(crate) fn deadline(&self) -> Instant {
+        let state = self.state.lock();
+        state.ends().map_or(state.term.deadline, |ends| ends.min(state.term.deadline))
+    }
+
+    pub(crate) fn depth(&self) -> u32 {
+        self.state.lock().depth()
+    }
+
+    pub(crate) fn since(&self) -> Instant {
+        self.state.lock().since
+    }
+
+    pub(crate) fn lost(&self) -> &CancellationToken {
+        &self.lost
+    }
+
+    pub(crate) fn loss_reason(self: &Arc<Self>) -> Option<LossReason> {
+        self.check(self.engine.now()).err()
+    }
+
+    /// The lease it was asked for with.
+    pub(crate) fn lease(&self) -> Duration {
+        self.lease
+    }
+
+    /// When the server frees it at the latest, if nothing else does.
+    pub(crate) fn server_end(&self) -> Instant {
+        self.state.lock().term.end
+    }
+
+    /// Completes with the reason when the hold is lost. Has a timer of its own.
+    pub(crate) async fn until_lost(self: &Arc<Self>) -> LossReason {
+        loop {
+            if let Err(reason) = self.check(self.engine.now()) {
+                return reason;
+            }
+            tokio::select! {
+                biased;
+                () = self.lost.cancelled() => {}
+                () = self.engine.env.sleep_until(self.deadline()) => {}
+            }
+        }
+    }
+
+    /// Time one attempt for this hold may take.
+    pub(crate) fn command_timeout(&self) -> Duration {
+        self.engine.config.command_timeout_for(self.lease)
+    }
+
+    /// Ends the belief in this hold, for good. Answers with the reason that counts, `None` if the
+    /// hold was over anyway.
+    pub(crate) fn lose(&self, reason: LossReason) -> Option<LossReason> {
+        let (appointment, term) = {
+            let mut state = self.state.lock();
+            match state.phase {
+                Phase::Held => {}
+                Phase::Lost(earlier) => return Some(earlier),
+                Phase::Offered | Phase::Releasing | Phase::Ended => return None,
+            }
+            state.phase = Phase::Lost(reason);
+            (state.appointment.take(), state.term)
+        };
+        if let Some(appointment) = appointment {
+            self.engine.watchdog.cancel(appointment);
+        }
+        observe::lost(&self.engine, &self.name, self.owner, reason, term.end);
+        self.lost.cancel();
+        Some(reason)
+    }
+
+    /// Leaves a level. The last one out posts the release; `reply` hears how that went.
+    pub(crate) fn leave(
+        self: &Arc<Self>,
+        level: u32,
+        reply: Option<oneshot::Sender<ReleaseOutcome>>,
+    ) -> Left {
+        // A hold past its deadline is lost, even if nobody has looked yet.
+        let _ = self.check(self.engine.now());
+        let mut state = self.state.lock();
+        state.levels.retain(|other| other.id != level);
+        let depth = state.depth();
+        match state.phase {
+            Phase::Held if depth > 0 => {
+                if !state.levels.iter().any(|level| level.renewed) {
+                    state.renew_at = None;
+                }
+                self.make_appointment(&mut state);
+                drop(state);
+                self.post_inner_release(depth, reply);
+                Left::Inner { depth }
+            }
+            Phase::Held => {
+                state.phase = Phase::Releasing;
+                let appointment = state.appointment.take();
+                drop(state);
+                if let Some(appointment) = appointment {
+                    self.engine.watchdog.cancel(appointment);
+                }
+                self.post_release(reply);
+                Left::Last
+            }
+            Phase::Lost(reason) => {
+                drop(state);
+                if depth == 0 && reason.may_be_on_server() {
+                    self.post_release(None);
+                }
+                Left::Lost(reason)
+            }
+            Phase::Offered | Phase::Releasing | Phase::Ended => Left::Last,
+        }
+    }
+
+    /// Gives back a grant that nobody believes in.
+    pub(crate) fn discard(self: &Arc<Self>) {
+        {
+            let mut state = self.state.lock();
+            if state.phase != Phase::Offered {
+                return;
+            }
+            state.phase = Phase::Releasing;
+        }
+        self.post_release(None);
+    }
+
+    /// On `close`: tells the holder first, then releases what he may no longer use.
+    pub(crate) fn close(self: &Arc<Self>, reply: oneshot::Sender<ReleaseOutcome>) {
+        if self.lose(LossReason::ClientClosed) == Some(LossReason::ClientClosed) {
+            self.post_release(Some(reply));
+        }
+    }
+
+    /// An operation on this hold under a new attempt: used by `confirm`, `extend` and the watchdog.
+    pub(crate) fn renewal(&self, lease: Duration, requester: Box<dyn Requester>) -> Job {
+        let (count, deadline) = {
+            let state = self.state.lock();
+            (state.depth().max(1), state.term.deadline)
+        };
+        let verb = Verb::Renew { owner: self.owner, count, lease_ms: millis(lease).max(1) };
+        Job::new(self.op(verb), self.command_timeout(), deadline, requester)
+    }
+
+    fn op(&self, verb: Verb) -> Op {
+        Op { name: Arc::clone(&self.name), verb }
+    }
+
+    /// A nested acquisition to `count`.
+    pub(crate) fn nested(
+        &self,
+        count: u32,
+        lease: Duration,
+        give_up: Instant,
+        requester: Box<dyn Requester>,
+    ) -> Job {
+        let verb = Verb::Acquire {
+            owner: self.owner,
+            count,
+            lease_ms: millis(lease),
+            token: self.engine.token_rule(&self.name),
+        };
+        Job::new(self.op(verb), self.command_timeout(), give_up, requester)
+    }
+
+    fn post_inner_release(
+        self: &Arc<Self>,
+        depth: u32,
+        reply: Option<oneshot::Sender<ReleaseOutcome>>,
+    ) {
+        let verb = Verb::Release { owner: self.owner, count: depth, also: None };
+        let give_up = later(self.engine.now(), self.command_timeout());
+        let requester = Box::new(InnerRelease { hold: Arc::clone(self), depth, reply });
+        let job = Job::new(self.op(verb), self.command_timeout(), give_up, requester);
+        self.engine.dispatcher.post(job);
+    }
+
+    fn post_release(self: &Arc<Self>, reply: Option<oneshot::Sender<ReleaseOutcome>>) {
+        let timeout = self.command_timeout();
+        let (end, open_until_us) = {
+            let mut state = self.state.lock();
+            if state.renewing {
+                let unconfirmed = later(self.engine.now(), timeout + self.lease);
+                state.term.end = state.term.end.max(unconfirmed);
+            }
+            (state.term.end, state.open_until_us)
+        };
+        let verb = Verb::Release { owner: self.owner, count: 0, also: None };
+        // The server frees it by itself at `end`; a copy still under way can add one lease.
+        let give_up = match open_until_us {
+            None => end,
+            Some(_) => later(self.engine.now(), timeout + self.lease),
+        };
+        let requester = Box::new(FinalRelease { hold: Arc::clone(self), reply });
+        let job = Job::new(self.op(verb), timeout, give_up, requester).sit_out(open_until_us);
+        self.engine.dispatcher.post(job);
+    }
+
+    /// Moves the appointment to the next thing to do. Called with the state locked, for which reason
+    /// the watchdog never calls us with its own lock held.
+    fn make_appointment(self: &Arc<Self>, state: &mut State) {
+        let at = state.next_appointment();
+        let who = Arc::clone(self) as Arc<dyn Timed>;
+        let old = state.appointment.take();
+        state.appointment = Some(self.engine.watchdog.reschedule(old, at, who));
+    }
+
+    fn renewal_done(self: &Arc<Self>, outcome: Outcome) {
+        match outcome {
+            Outcome::Answered(Answered { answer: Answer::Renewed { remaining_ms }, sent, .. }) => {
+                let recovered = {
+                    let now = self.engine.now();
+                    let mut state = self.state.lock();
+                    if state.phase != Phase::Held {
+                        return;
+                    }
+                    if now < state.term.deadline {
+                        state.term = state.term.max(Term::confirmed(sent, remaining_ms));
+                    }
+                    state.renewing = false;
+                    state.late_at = None;
+                    state.renew_at = state.renewed_lease().map(|lease| later(sent, lease / 3));
+                    self.make_appointment(&mut state);
+                    std::mem::take(&mut state.told_late).then_some(state.term.end)
+                };
+                if let Some(end) = recovered {
+                    observe::recovered(&self.engine, &self.name, self.owner, end);
+                }
+            }
+            Outcome::Answered(Answered { answer: Answer::Gone(instead), .. }) => {
+                self.lose(LossReason::from(instead));
+            }
+            // No answer is never "no": again, until the deadline decides.
+            Outcome::Answered(_) | Outcome::Failed(Failure::NotSent(_) | Failure::Unanswered { .. }) => {
+                let now = self.engine.now();
+                let mut state = self.state.lock();
+                if state.phase == Phase::Held {
+                    state.renew_at = Some(later(now, self.command_timeout()));
+                    self.make_appointment(&mut state);
+                }
+            }
+            Outcome::Failed(Failure::Closed) => {}
+        }
+    }
+}
+
+impl Timed for Hold {
+    fn due(self: Arc<Self>, now: Instant) {
+        enum Due {
+            Lose(LossReason),
+            Renew(Duration),
+            Late(Instant),
+            Nothing,
+        }
+        let due = {
+            let mut state = self.state.lock();
+            if state.phase != Phase::Held {
+                let appointment = state.appointment.take();
+                drop(state);
+                if let Some(appointment) = appointment {
+                    self.engine.watchdog.cancel(appointment);
+                }
+                return;
+            }
+            let due = if let Some(reason) = state.over(now) {
+                Due::Lose(reason)
+            } else if state.renew_at.is_some_and(|at| at <= now) {
+                state.renew_at = None;
+                match state.lease_to_ask(now) {
+                    Some(lease) => {
+                        state.renewing = true;
+                        state.late_at = Some(later(now, self.lease / 3));
+                        Due::Renew(lease)
+                    }
+                    None => Due::Nothing,
+                }
+            } else if state.late_at.is_some_and(|at| at <= now) {
+                state.late_at = None;
+                let told = std::mem::replace(&mut state.told_late, true);
+                if told { Due::Nothing } else { Due::Late(state.term.end) }
+            } else {
+                Due::Nothing
+            };
+            if !matches!(due, Due::Lose(_)) {
+                self.make_appointment(&mut state);
+            }
+            due
+        };
+        match due {
+            Due::Lose(reason) => {
+                self.lose(reason);
+            }
+            Due::Renew(lease) => {
+                let requester = Box::new(Renewal { hold: Arc::clone(&self) });
+                let job = self.renewal(lease, requester);
+                self.engine.dispatcher.post(job);
+            }
+            Due::Late(end) => observe::late(&self.engine, &self.name, self.owner, end),
+            Due::Nothing => {}
+        }
+    }
+
+    fn held(self: Arc<Self>) -> Option<Arc<Hold>> {
+        Some(self)
+    }
+}
+
+impl fmt::Debug for Hold {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let state = self.state.lock();
+        f.debug_struct("Hold")
+            .field("name", &self.engine.loggable(&self.name))
+            .field("owner", &self.owner)
+            .field("token", &self.token)
+            .field("phase", &state.phase)
+            .field("depth", &state.depth())
+            .finish_non_exhaustive()
+    }
+}
+
+impl State {
+    fn depth(&self) -> u32 {
+        u32::try_from(self.levels.len()).unwrap_or(u32::MAX)
+    }
+
+    fn add_level(&mut self, terms: &Terms, now: Instant) -> u32 {
+        let id = self.next_level;
+        self.next_level = self.next_level.wrapping_add(1);
+        self.levels.push(Level {
+            id,
+            renewed: terms.renewed,
+            lease: terms.lease,
+            ends: terms.max_hold.map(|max| later(now, max)),
+        });
+        id
+    }
+
+    /// Where the smallest `max_hold` of the levels ends it.
+    fn ends(&self) -> Option<Instant> {
+        self.levels.iter().filter_map(|level| level.ends).min()
+    }
+
+    /// Why it is over by the clock, if it is.
+    fn over(&self, now: Instant) -> Option<LossReason> {
+        if self.ends().is_some_and(|ends| ends <= now) {
+            Some(LossReason::MaxHold)
+        } else if self.term.deadline <= now {
+            Some(LossReason::DeadlinePassed)
+        } else {
+            None
+        }
+    }
+
+    /// The longest lease of a renewed level; `None` if none is.
+    fn renewed_lease(&self) -> Option<Duration> {
+        self.levels.iter().filter(|level| level.renewed).map(|level| level.lease).max()
+    }
+
+    /// The lease a renewal asks for: cut so that it does not outlive `max_hold`.
+    fn lease_to_ask(&self, now: Instant) -> Option<Duration> {
+        let lease = self.renewed_lease()?;
+        Some(self.ends().map_or(lease, |ends| lease.min(ends.saturating_duration_since(now))))
+    }
+
+    fn next_appointment(&self) -> Instant {
+        [self.ends(), self.renew_at, self.late_at]
+            .into_iter()
+            .flatten()
+            .fold(self.term.deadline, Instant::min)
+    }
+}
+
+struct Renewal {
+    hold: Arc<Hold>,
+}
+
+impl Requester for Renewal {
+    fn wanted(&self) -> bool {
+        self.hold.state.lock().phase == Phase::Held
+    }
+
+    fn done(self: Box<Self>, outcome: Outcome) {
+        self.hold.renewal_done(outcome);
+    }
+}
+
+struct InnerRelease {
+    hold: Arc<Hold>,
+    depth: u32,
+    reply: Option<oneshot::Sender<ReleaseOutcome>>,
+}
+
+impl Requester for InnerRelease {
+    fn done(self: Box<Self>, outcome: Outcome) {
+        let mut told = ReleaseOutcome::StillHeld { depth: self.depth };
+        match outcome {
+            Outcome::Answered(Answered { answer: Answer::StillHeld { remaining_ms }, sent, .. }) => {
+                self.hold.confirmed(sent, remaining_ms);
+            }
+            Outcome::Answered(Answered { answer: Answer::Gone(instead), .. }) => {
+                // `None`: the last level has left meanwhile, and this was overtaken.
+                if let Some(reason) = self.hold.lose(LossReason::from(instead)) {
+                    told = ReleaseOutcome::Lost(reason);
+                }
+            }
+            // The depth is ours; the next renewal puts the server's count right.
+            Outcome::Answered(_) | Outcome::Failed(_) => {}
+        }
+        if let Some(reply) = self.reply {
+            let _ = reply.send(told);
+        }
+    }
+}
+
+struct FinalRelease {
+    hold: Arc<Hold>,
+    reply: Option<oneshot::Sender<ReleaseOutcome>>,
+}
+
+impl Requester for FinalRelease {
+    fn done(self: Box<Self>, outcome: Outcome) {
+        let hold = &self.hold;
+        let (term, believed) = {
+            let mut state = hold.state.lock();
+            let believed = state.phase == Phase::Releasing && state.next_level > 0;
+            if state.phase == Phase::Releasing {
+                state.phase = Phase::Ended;
+            }
+            (state.term, believed)
+        };
+        let at_most = term.end.saturating_duration_since(hold.engine.now());
+        let told = match outcome {
+            Outcome::Answered(Answered { answer: Answer::Released, .. }) => ReleaseOutcome::Released,
+            Outcome::Answered(Answered { answer: Answer::Gone(instead), unanswered_since, .. }) => {
+                match unanswered_since {
+                    // An earlier attempt of ours may have done it, while the hold was still ours.
+                    Some(first) if first < term.deadline => ReleaseOutcome::Released,
+                    Some(_) => ReleaseOutcome::Unconfirmed { at_most },
+                    None => ReleaseOutcome::Lost(LossReason::from(instead)),
+                }
+            }
+            Outcome::Answered(_) | Outcome::Failed(_) => ReleaseOutcome::Unconfirmed { at_most },
+        };
+        if believed {
+            match told {
+                ReleaseOutcome::Unconfirmed { at_most } => {
+                    observe::release_unconfirmed(&hold.engine, &hold.name, hold.owner, at_most);
+                }
+                ReleaseOutcome::Lost(reason) => {
+                    observe::lost(&hold.engine, &hold.name, hold.owner, reason, term.end);
+                }
+                _ => {}
+            }
+        }
+        hold.engine.queues.freed(&hold.name);
+        if let Some(reply) = self.reply {
+            let _ = reply.send(told);
+        }
+    }
+}
+
+impl From<Instead> for LossReason {
+    fn from(instead: Instead) -> Self {
+        match instead {
+            Instead::Free => Self::KeyGone,
+            Instead::Taken => Self::TakenByOther,
+        }
+    }
+}
