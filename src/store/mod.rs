@@ -181,8 +181,9 @@ pub(crate) struct Reply {
 pub(crate) enum NoReply {
     /// It never left this process, or the server said that it did nothing: certain.
     NotSent(Cause),
-    /// It may have run, or may yet run until the server's clock passes `deadline_us`.
-    Unanswered { deadline_us: u64, cause: Cause },
+    /// Handed to the transport at `sent`: it may have run, or may yet run until the server's clock
+    /// passes `deadline_us`.
+    Unanswered { sent: Instant, deadline_us: u64, cause: Cause },
     /// The server refused the whole call: certain.
     Refused(Refusal),
 }

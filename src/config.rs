@@ -1,0 +1,142 @@
+//! Every default, with its reason, and the ranges that settings must keep.
+
+use std::time::Duration;
+
+use crate::error::Error;
+use crate::key::KeyScheme;
+
+/// Lease of a hold that is renewed: Redisson's `lockWatchdogTimeout`. Long enough for two missed
+/// renewals, short enough for people to wait out after a crash.
+pub(crate) const DEFAULT_LEASE: Duration = Duration::from_secs(30);
+
+/// Shortest lease. Below it the timeouts derived from a lease are shorter than a busy machine's
+/// hiccups.
+pub(crate) const MIN_LEASE: Duration = Duration::from_millis(100);
+
+/// Longest lease, one year: anything longer is a mistake in the unit.
+pub(crate) const MAX_LEASE: Duration = Duration::from_secs(365 * 24 * 3600);
+
+/// Longest time to wait for the answer to one request; see [`command_timeout_for`].
+pub(crate) const DEFAULT_COMMAND_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// How long one attempt to connect may take.
+pub(crate) const DEFAULT_CONNECT_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// How long a token counter outlives its last use: long enough for a short step back of the server's
+/// clock, which is all it is needed for.
+pub(crate) const DEFAULT_TOKEN_RETENTION: Duration = Duration::from_secs(3600);
+
+/// Longest sleep of a waiter that trusts in messages; bounds what a lost message can cost.
+pub(crate) const WAKE_CAP: Duration = Duration::from_secs(2);
+
+/// First and longest sleep of a waiter that has no messages to trust in.
+pub(crate) const POLL_FIRST: Duration = Duration::from_millis(10);
+pub(crate) const POLL_CAP: Duration = Duration::from_millis(250);
+
+/// How long a granted lock waits for its waiter to be polled before the next one gets it.
+pub(crate) const OFFER_WINDOW: Duration = Duration::from_millis(100);
+
+/// Acquisitions posted and not answered, at most; more callers wait for their turn.
+pub(crate) const MAX_OUTSTANDING: usize = 4096;
+
+/// How releases are heard of by those who wait.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum PubSub {
+    /// What Redisson would use with the same topology: plain on one server and with Sentinel.
+    #[default]
+    Auto,
+    /// `PUBLISH` and `SUBSCRIBE`.
+    Plain,
+    /// `SPUBLISH` and `SSUBSCRIBE` (Redis 7 and newer).
+    Sharded,
+    /// Publishes both ways, listens plainly: for a fleet in which others listen either way.
+    Both,
+    /// No messages: waiters poll.
+    Off,
+}
+
+/// Settings of one client, complete and valid.
+#[derive(Clone, Debug)]
+pub(crate) struct Config {
+    pub(crate) lease: Duration,
+    pub(crate) max_hold: Option<Duration>,
+    pub(crate) label: Option<String>,
+    pub(crate) scheme: KeyScheme,
+    pub(crate) command_timeout: Duration,
+    pub(crate) connect_timeout: Duration,
+    pub(crate) pubsub: PubSub,
+    pub(crate) token_retention: Option<Duration>,
+    pub(crate) replica_acks: u32,
+    pub(crate) digest_names: bool,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            lease: DEFAULT_LEASE,
+            max_hold: None,
+            label: None,
+            scheme: KeyScheme::default(),
+            command_timeout: DEFAULT_COMMAND_TIMEOUT,
+            connect_timeout: DEFAULT_CONNECT_TIMEOUT,
+            pubsub: PubSub::default(),
+            token_retention: Some(DEFAULT_TOKEN_RETENTION),
+            replica_acks: 0,
+            digest_names: false,
+        }
+    }
+}
+
+impl Config {
+    pub(crate) fn validate(&self) -> Result<(), Error> {
+        validate_lease("the default lease", self.lease)?;
+        if let Some(max_hold) = self.max_hold {
+            validate_lease("max_hold", max_hold)?;
+        }
+        if self.command_timeout.is_zero() || self.command_timeout > self.lease / 3 {
+            return Err(Error::config(format!(
+                "a command timeout is above zero and at most a third of the lease, not {:?}",
+                self.command_timeout
+            )));
+        }
+        if self.connect_timeout.is_zero() {
+            return Err(Error::config("a connect timeout is above zero"));
+        }
+        if let Some(retention) = self.token_retention {
+            if retention > MAX_LEASE {
+                return Err(Error::config("token retention is at most one year; `None` is for ever"));
+            }
+        }
+        self.scheme.validate()
+    }
+
+    /// How long to wait for the answer to one request about a hold of this lease: so that several
+    /// tries fit between a renewal's due time and the lease's end.
+    pub(crate) fn command_timeout_for(&self, lease: Duration) -> Duration {
+        self.command_timeout.min(lease / 6)
+    }
+
+    /// Retention sent to the server, in milliseconds.
+    pub(crate) fn retention_ms(&self) -> Option<u64> {
+        self.token_retention.map(millis)
+    }
+}
+
+/// Whole milliseconds, rounded up, without overflow.
+pub(crate) fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
+}
+
+/// Refuses a lease, or another limit of a hold, that cannot work.
+pub(crate) fn validate_lease(what: &str, lease: Duration) -> Result<(), Error> {
+    if lease < MIN_LEASE || lease > MAX_LEASE {
+        return Err(Error::config(format!(
+            "{what} is between {MIN_LEASE:?} and one year, not {lease:?}"
+        )));
+    }
+    if lease.subsec_nanos() % 1_000_000 != 0 {
+        return Err(Error::config(format!("{what} is in whole milliseconds, not {lease:?}")));
+    }
+    Ok(())
+}

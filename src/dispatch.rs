@@ -1,0 +1,571 @@
+//! The dispatcher: owns every mutating operation from the moment it is posted until it is answered
+//! or given up.
+//!
+//! What holds, and what breaks otherwise:
+//!
+//! 1. Posting needs no runtime and never blocks: it works in `Drop`, on any thread, while unwinding.
+//! 2. Within one hold, operations of inner levels keep their order and travel one at a time (its
+//!    *lane*). Between holds, releases and renewals go before acquisitions.
+//! 3. A re-send is the same operation with a new attempt number and a new deadline. "No answer" is
+//!    never "no".
+//! 4. A final release that might overtake a copy of its own acquisition is sent again once the
+//!    server's clock has passed the last copy's deadline (the *sit-out*); only that one is
+//!    conclusive. Otherwise the copy would create a hold for nobody.
+//! 5. An acquisition nobody wants any more is not sent, and not sent again.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use futures_util::StreamExt as _;
+use futures_util::stream::FuturesUnordered;
+use parking_lot::Mutex;
+use tokio::sync::{Notify, OwnedSemaphorePermit};
+use tokio::time::Instant;
+
+use crate::env::{BoxFuture, SharedEnv, later};
+use crate::store::{
+    Answer, Call, Cause, NoReply, Op, OwnerId, RefusalKind, Reply, Store, Verb,
+};
+
+/// Who asked for an operation, and is told how it went, exactly once.
+///
+/// Called by the dispatcher with none of its locks held; must not block.
+pub(crate) trait Requester: Send {
+    /// Whether the operation should still be sent. Only asked for acquisitions.
+    fn wanted(&self) -> bool {
+        true
+    }
+
+    /// How it went.
+    fn done(self: Box<Self>, outcome: Outcome);
+}
+
+/// How an operation went.
+#[derive(Debug)]
+pub(crate) enum Outcome {
+    Answered(Answered),
+    Failed(Failure),
+}
+
+/// An operation that was answered; the answer is never `Late`.
+#[derive(Debug)]
+pub(crate) struct Answered {
+    pub(crate) answer: Answer,
+    /// Stamp of the attempt that was answered.
+    pub(crate) sent: Instant,
+    pub(crate) server_now_us: u64,
+    /// Stamp of the first attempt that was sent, if that one went unanswered.
+    pub(crate) unanswered_since: Option<Instant>,
+    /// Server time until which an unanswered attempt may still run.
+    pub(crate) open_until_us: Option<u64>,
+}
+
+/// An operation that was given up.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    /// It was never sent: certain.
+    NotSent(Cause),
+    /// It may have run, or may yet run until the server's clock passes `open_until_us`.
+    Unanswered { open_until_us: u64, cause: Cause },
+    /// The client ended first. It may have run.
+    Closed,
+}
+
+/// An operation to be done.
+pub(crate) struct Job {
+    pub(crate) op: Op,
+    /// How long each attempt may take.
+    pub(crate) timeout: Duration,
+    /// When to stop trying.
+    pub(crate) give_up: Instant,
+    /// For a final release: server time that must have passed for it to be conclusive.
+    pub(crate) sit_out_us: Option<u64>,
+    /// Held by acquisitions, so that their number is bounded.
+    pub(crate) permit: Option<OwnedSemaphorePermit>,
+    pub(crate) requester: Option<Box<dyn Requester>>,
+    progress: Progress,
+}
+
+#[derive(Debug, Default)]
+struct Progress {
+    unanswered_since: Option<Instant>,
+    open_until_us: Option<u64>,
+    failures: u32,
+    cause: Option<Cause>,
+}
+
+impl Job {
+    pub(crate) fn new(
+        op: Op,
+        timeout: Duration,
+        give_up: Instant,
+        requester: Box<dyn Requester>,
+    ) -> Self {
+        Self {
+            op,
+            timeout,
+            give_up,
+            sit_out_us: None,
+            permit: None,
+            requester: Some(requester),
+            progress: Progress::default(),
+        }
+    }
+
+    /// A job whose outcome interests nobody.
+    pub(crate) fn unattended(op: Op, timeout: Duration, give_up: Instant) -> Self {
+        Self {
+            op,
+            timeout,
+            give_up,
+            sit_out_us: None,
+            permit: None,
+            requester: None,
+            progress: Progress::default(),
+        }
+    }
+
+    pub(crate) fn sit_out(mut self, open_until_us: Option<u64>) -> Self {
+        self.sit_out_us = open_until_us;
+        self
+    }
+
+    pub(crate) fn permit(mut self, permit: Option<OwnedSemaphorePermit>) -> Self {
+        self.permit = permit;
+        self
+    }
+
+    fn wanted(&self) -> bool {
+        self.requester.as_ref().is_none_or(|requester| requester.wanted())
+    }
+
+    fn is_acquire(&self) -> bool {
+        matches!(self.op.verb, Verb::Acquire { .. })
+    }
+
+    /// The hold whose lane this travels in: operations of inner levels, which set the count.
+    fn lane(&self) -> Option<OwnerId> {
+        match self.op.verb {
+            Verb::Acquire { owner, count: 2.., .. } | Verb::Release { owner, count: 1.., .. } => {
+                Some(owner)
+            }
+            _ => None,
+        }
+    }
+
+    /// The hold that this ends.
+    fn ends(&self) -> Option<OwnerId> {
+        match self.op.verb {
+            Verb::Release { owner, count: 0, .. } => Some(owner),
+            _ => None,
+        }
+    }
+
+    fn tell(&mut self, outcome: Outcome) {
+        self.permit = None;
+        if let Some(requester) = self.requester.take() {
+            requester.done(outcome);
+        }
+    }
+
+    fn failure(&mut self) -> Failure {
+        let cause = self.progress.cause.take().unwrap_or_else(|| Cause::new("not sent in time"));
+        match self.progress.open_until_us {
+            Some(open_until_us) => Failure::Unanswered { open_until_us, cause },
+            None => Failure::NotSent(cause),
+        }
+    }
+}
+
+impl fmt::Debug for Job {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Job")
+            .field("op", &self.op)
+            .field("progress", &self.progress)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The queue of one client's operations, and the task that serves it.
+pub(crate) struct Dispatcher {
+    env: SharedEnv,
+    store: Arc<dyn Store>,
+    state: Mutex<State>,
+    work: Notify,
+    idle: Notify,
+    attempts: AtomicU64,
+}
+
+#[derive(Default)]
+struct State {
+    /// Releases and renewals.
+    urgent: VecDeque<Job>,
+    acquires: VecDeque<Job>,
+    /// Waiting for their next try.
+    delayed: BTreeMap<(Instant, u64), Job>,
+    /// Holds with an inner operation under way, and those behind it.
+    lanes: HashMap<OwnerId, VecDeque<Job>>,
+    delays: u64,
+    in_flight: usize,
+    /// End once everything is done.
+    finishing: bool,
+    /// Ended: nothing is sent any more.
+    ended: bool,
+}
+
+impl State {
+    fn is_idle(&self) -> bool {
+        self.in_flight == 0
+            && self.urgent.is_empty()
+            && self.acquires.is_empty()
+            && self.delayed.is_empty()
+    }
+
+    fn enqueue(&mut self, job: Job) {
+        if job.is_acquire() { self.acquires.push_back(job) } else { self.urgent.push_back(job) }
+    }
+
+    fn delay(&mut self, until: Instant, job: Job) {
+        self.delays += 1;
+        self.delayed.insert((until, self.delays), job);
+    }
+
+    /// Moves what is due, or what nobody waits for any more, back into the queues.
+    fn wake_delayed(&mut self, now: Instant) {
+        while let Some(entry) = self.delayed.first_entry() {
+            if entry.key().0 > now {
+                break;
+            }
+            let job = entry.remove();
+            self.enqueue(job);
+        }
+    }
+}
+
+type Flight = (Vec<Job>, Result<Reply, NoReply>);
+
+impl Dispatcher {
+    pub(crate) fn new(env: SharedEnv, store: Arc<dyn Store>) -> Self {
+        Self {
+            env,
+            store,
+            state: Mutex::default(),
+            work: Notify::new(),
+            idle: Notify::new(),
+            attempts: AtomicU64::new(1),
+        }
+    }
+
+    /// Hands over a job. Never blocks; needs no runtime.
+    pub(crate) fn post(&self, mut job: Job) {
+        let mut overtaken = VecDeque::new();
+        {
+            let mut state = self.state.lock();
+            if state.ended {
+                drop(state);
+                job.tell(Outcome::Failed(Failure::Closed));
+                return;
+            }
+            if let Some(owner) = job.lane() {
+                if let Some(lane) = state.lanes.get_mut(&owner) {
+                    lane.push_back(job);
+                    return;
+                }
+                state.lanes.insert(owner, VecDeque::new());
+            }
+            if let Some(owner) = job.ends() {
+                if let Some(lane) = state.lanes.get_mut(&owner) {
+                    overtaken = std::mem::take(lane);
+                }
+            }
+            state.enqueue(job);
+        }
+        self.work.notify_one();
+        for mut job in overtaken {
+            job.tell(Outcome::Failed(Failure::NotSent(Cause::new("the hold was released"))));
+        }
+    }
+
+    /// Ends the task once everything posted is done.
+    pub(crate) fn finish(&self) {
+        self.state.lock().finishing = true;
+        self.work.notify_one();
+    }
+
+    /// Completes when nothing is posted that is not done.
+    pub(crate) async fn until_idle(&self) {
+        loop {
+            let idle = self.idle.notified();
+            {
+                let state = self.state.lock();
+                if state.ended || state.is_idle() {
+                    return;
+                }
+            }
+            idle.await;
+        }
+    }
+
+    /// Nothing is sent from here on; whoever waits is told.
+    pub(crate) fn end(&self) {
+        let mut state = self.state.lock();
+        state.ended = true;
+        let mut jobs: Vec<Job> = Vec::new();
+        jobs.extend(std::mem::take(&mut state.urgent));
+        jobs.extend(std::mem::take(&mut state.acquires));
+        jobs.extend(std::mem::take(&mut state.delayed).into_values());
+        // Each is told, so the order does not matter to anybody.
+        jobs.extend(std::mem::take(&mut state.lanes).into_values().flatten());
+        drop(state);
+        for mut job in jobs {
+            job.tell(Outcome::Failed(Failure::Closed));
+        }
+        self.idle.notify_waiters();
+        self.work.notify_one();
+    }
+
+    /// Operations posted and not done.
+    pub(crate) fn outstanding(&self) -> usize {
+        let state = self.state.lock();
+        state.in_flight
+            + state.urgent.len()
+            + state.acquires.len()
+            + state.delayed.len()
+            + state.lanes.values().map(VecDeque::len).sum::<usize>()
+    }
+
+    /// Serves the queue until told to finish.
+    pub(crate) async fn run(&self) {
+        let mut flights: FuturesUnordered<BoxFuture<Flight>> = FuturesUnordered::new();
+        loop {
+            while let Some(flight) = self.next_flight(flights.len()) {
+                flights.push(flight);
+            }
+            let retry = {
+                let state = self.state.lock();
+                if state.ended || (state.finishing && state.is_idle()) {
+                    return;
+                }
+                state.delayed.first_key_value().map(|((at, _), _)| *at)
+            };
+            tokio::select! {
+                biased;
+                Some((jobs, result)) = flights.next(), if !flights.is_empty() => {
+                    self.settle(jobs, result);
+                }
+                () = self.work.notified() => {}
+                () = wait(&self.env, retry) => {}
+            }
+        }
+    }
+
+    /// Forms the next call from what waits, if there is anything and room for it.
+    fn next_flight(&self, flights: usize) -> Option<BoxFuture<Flight>> {
+        let now = self.env.now();
+        let mut dropped = Vec::new();
+        let jobs = {
+            let mut state = self.state.lock();
+            state.wake_delayed(now);
+            let mut jobs = Vec::new();
+            if flights < MAX_FLIGHTS {
+                take_batch(&mut state.urgent, now, &mut jobs, &mut dropped);
+            }
+            if jobs.is_empty() && flights < MAX_ACQUIRE_FLIGHTS {
+                take_batch(&mut state.acquires, now, &mut jobs, &mut dropped);
+            }
+            state.in_flight += jobs.len();
+            jobs
+        };
+        let something_ended = !dropped.is_empty();
+        for mut job in dropped {
+            self.leave_lane(&job);
+            let failure = job.failure();
+            job.tell(Outcome::Failed(failure));
+        }
+        if jobs.is_empty() {
+            if something_ended {
+                self.tell_if_idle();
+            }
+            return None;
+        }
+        let call = Call {
+            attempt: self.attempts.fetch_add(1, Ordering::Relaxed),
+            timeout: jobs[0].timeout,
+            ops: jobs.iter().map(|job| job.op.clone()).collect(),
+        };
+        let answer = self.store.submit(call);
+        Some(Box::pin(async move { (jobs, answer.await) }))
+    }
+
+    fn settle(&self, jobs: Vec<Job>, result: Result<Reply, NoReply>) {
+        let count = jobs.len();
+        let now = self.env.now();
+        match result {
+            Ok(Reply { sent, server_now_us, answers }) => {
+                for (job, answer) in jobs.into_iter().zip(answers) {
+                    self.answered(job, answer, sent, server_now_us, now);
+                }
+            }
+            Err(NoReply::Refused(refusal)) => {
+                for job in jobs {
+                    self.answered(job, Answer::Refused(refusal.clone()), now, 0, now);
+                }
+            }
+            Err(NoReply::NotSent(cause)) => {
+                for mut job in jobs {
+                    job.progress.cause = Some(cause.clone());
+                    self.again(job, now, true);
+                }
+            }
+            Err(NoReply::Unanswered { sent, deadline_us, cause }) => {
+                for mut job in jobs {
+                    let progress = &mut job.progress;
+                    progress.cause = Some(cause.clone());
+                    progress.unanswered_since.get_or_insert(sent);
+                    progress.open_until_us =
+                        Some(progress.open_until_us.map_or(deadline_us, |open| open.max(deadline_us)));
+                    self.again(job, now, false);
+                }
+            }
+        }
+        self.state.lock().in_flight -= count;
+        self.tell_if_idle();
+    }
+
+    fn answered(
+        &self,
+        mut job: Job,
+        answer: Answer,
+        sent: Instant,
+        server_now_us: u64,
+        now: Instant,
+    ) {
+        match answer {
+            // Nothing was done, and the store knows the server's time anew: at once again.
+            Answer::Late => {
+                job.progress.cause.get_or_insert_with(|| Cause::new("arrived past its deadline"));
+                return self.again(job, now, false);
+            }
+            Answer::Refused(ref refusal) if refusal.kind == RefusalKind::Unavailable => {
+                job.progress.cause = Some(Cause::new(refusal.message.clone()));
+                return self.again(job, now, true);
+            }
+            _ => {}
+        }
+        self.leave_lane(&job);
+        let sit_out = job.sit_out_us.filter(|open| server_now_us <= *open);
+        job.tell(Outcome::Answered(Answered {
+            answer,
+            sent,
+            server_now_us,
+            unanswered_since: job.progress.unanswered_since,
+            open_until_us: job.progress.open_until_us,
+        }));
+        // Not conclusive: a copy of the acquisition may still run after this. Once more, past it.
+        if let Some(open) = sit_out {
+            if now < job.give_up && server_now_us > 0 {
+                let wait = Duration::from_micros(open - server_now_us) + Duration::from_millis(1);
+                let mut state = self.state.lock();
+                if !state.ended {
+                    state.delay(later(now, wait), job);
+                    drop(state);
+                    self.work.notify_one();
+                }
+            }
+        }
+    }
+
+    /// Sends a job again, now or a little later, or gives it up.
+    fn again(&self, mut job: Job, now: Instant, pause: bool) {
+        if now >= job.give_up || !job.wanted() {
+            self.leave_lane(&job);
+            let failure = job.failure();
+            job.tell(Outcome::Failed(failure));
+            return;
+        }
+        job.progress.failures = job.progress.failures.saturating_add(1);
+        let mut state = self.state.lock();
+        if state.ended {
+            drop(state);
+            job.tell(Outcome::Failed(Failure::Closed));
+            return;
+        }
+        if pause {
+            let until = later(now, self.pause(job.progress.failures)).min(job.give_up);
+            state.delay(until, job);
+        } else {
+            state.enqueue(job);
+        }
+    }
+
+    /// Grows from 5 to 100 ms, half of it by chance, so that many jobs do not come back in step.
+    fn pause(&self, failures: u32) -> Duration {
+        let millis = (5_u64 << failures.min(5)).min(100);
+        Duration::from_millis(millis / 2 + self.env.random() % (millis / 2 + 1))
+    }
+
+    /// Lets the next inner operation of the same hold go.
+    fn leave_lane(&self, job: &Job) {
+        let Some(owner) = job.lane() else { return };
+        let mut state = self.state.lock();
+        let Some(lane) = state.lanes.get_mut(&owner) else { return };
+        match lane.pop_front() {
+            Some(next) => state.enqueue(next),
+            None => {
+                state.lanes.remove(&owner);
+            }
+        }
+    }
+
+    fn tell_if_idle(&self) {
+        if self.state.lock().is_idle() {
+            self.idle.notify_waiters();
+        }
+    }
+}
+
+impl fmt::Debug for Dispatcher {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Dispatcher").finish_non_exhaustive()
+    }
+}
+
+/// Takes jobs of one verb and one timeout from the front; sorts out those past their time.
+fn take_batch(
+    queue: &mut VecDeque<Job>,
+    now: Instant,
+    batch: &mut Vec<Job>,
+    dropped: &mut Vec<Job>,
+) {
+    while batch.len() < MAX_BATCH {
+        let Some(job) = queue.front() else { return };
+        let alike = batch.first().is_none_or(|first| {
+            std::mem::discriminant(&first.op.verb) == std::mem::discriminant(&job.op.verb)
+                && first.timeout == job.timeout
+        });
+        if !alike {
+            return;
+        }
+        let Some(job) = queue.pop_front() else { return };
+        // A final release is sent at least once, however late it comes up.
+        let over = now >= job.give_up && job.ends().is_none();
+        if over || (job.is_acquire() && !job.wanted()) { dropped.push(job) } else { batch.push(job) }
+    }
+}
+
+async fn wait(env: &SharedEnv, until: Option<Instant>) {
+    match until {
+        Some(until) => env.sleep_until(until).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Operations in one call, at most: some 200 µs of the server's time.
+const MAX_BATCH: usize = 32;
+
+/// Calls in flight, at most; acquisitions leave room for releases and renewals.
+const MAX_FLIGHTS: usize = 8;
+const MAX_ACQUIRE_FLIGHTS: usize = 6;
