@@ -1,1 +1,3 @@
 //! The store on a Redis or Valkey server.
+
+pub(crate) mod script;

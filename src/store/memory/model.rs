@@ -1,0 +1,469 @@
+//! The table of operations as a pure function: what both stores do.
+//!
+//! This is the specification. The Lua scripts do the same, and `store::compare` checks that they
+//! do. Times are in the clock of the store; a lease ends when its millisecond is over, as in Redis.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+
+use crate::store::{Answer, Instead, Op, OwnerId, Refusal, RefusalKind, TokenRule, Verb};
+
+/// Does `op` at `now_us`. The name, if any, is that of a lock which became free: wake who waits.
+///
+/// `deadline_us` is the end of the request: past it nothing is created, lengthened or counted.
+pub(crate) fn apply(
+    state: &mut State,
+    now_us: u64,
+    deadline_us: u64,
+    op: &Op,
+) -> (Answer, Option<Arc<str>>) {
+    let now = Now {
+        us: now_us,
+        ms: now_us / 1000,
+        late: now_us > deadline_us,
+    };
+    state.purge(now.ms, PURGE_STEP);
+    state.forget_if_expired(&op.name, now.ms);
+
+    let name = &op.name;
+    let answer = match &op.verb {
+        Verb::Acquire {
+            owner,
+            count: 1,
+            lease_ms,
+            token,
+        } => take(state, &now, name, *owner, *lease_ms, *token).unwrap_or_else(Answer::Refused),
+        Verb::Acquire {
+            owner,
+            count,
+            lease_ms,
+            ..
+        } => nest(state, &now, name, *owner, *count, *lease_ms),
+        Verb::Release {
+            owner,
+            count: 0,
+            also,
+        } => release(state, name, *owner, *also),
+        Verb::Release { owner, count, .. } => leave(state, &now, name, *owner, *count),
+        Verb::Renew {
+            owner,
+            count,
+            lease_ms,
+        } => renew(state, &now, name, *owner, *count, *lease_ms),
+        Verb::ForceRelease { owner } => force_release(state, name, owner),
+    };
+    let removed = matches!(answer, Answer::Released | Answer::Removed);
+    let freed = removed && !state.keys.contains_key(name);
+    (answer, freed.then(|| Arc::clone(name)))
+}
+
+/// Acquire, count 1.
+fn take(
+    state: &mut State,
+    now: &Now,
+    name: &Arc<str>,
+    owner: OwnerId,
+    lease_ms: u64,
+    rule: TokenRule,
+) -> Result<Answer, Refusal> {
+    match state.keys.get(name) {
+        Some(Key {
+            value: Value::Other,
+            ..
+        }) => return Err(conflict("the key is no hash")),
+        Some(Key {
+            value: Value::Hash(fields),
+            expires_ms,
+        }) => {
+            if fields.contains_key(&owner.to_string()) {
+                let last = last_token(state, name)?;
+                return Ok(Answer::Granted {
+                    token: last.unwrap_or_else(|| now.us.max(rule.floor.saturating_add(1))),
+                    remaining_ms: now.left(*expires_ms).unwrap_or(lease_ms),
+                });
+            }
+            check_use(fields)?;
+            return Ok(Answer::Taken {
+                remaining_ms: now.left(*expires_ms),
+            });
+        }
+        None => {}
+    }
+    if now.late {
+        return Ok(Answer::Late);
+    }
+    let token = next_token(state, now, name, lease_ms, rule)?;
+    let fields = BTreeMap::from([(owner.to_string(), "1".to_owned())]);
+    state.put(name, Value::Hash(fields), Some(now.after(lease_ms)));
+    Ok(Answer::Granted {
+        token,
+        remaining_ms: lease_ms,
+    })
+}
+
+/// Acquire, count 2 and more.
+fn nest(
+    state: &mut State,
+    now: &Now,
+    name: &Arc<str>,
+    owner: OwnerId,
+    count: u32,
+    lease_ms: u64,
+) -> Answer {
+    if !state.holds(name, &owner) {
+        return state.gone(name);
+    }
+    if now.late {
+        return Answer::Late;
+    }
+    state.set_count(name, &owner, count);
+    Answer::Held {
+        remaining_ms: state.lengthen(name, now, lease_ms),
+    }
+}
+
+/// Release, count 0: removes, however late.
+fn release(state: &mut State, name: &Arc<str>, owner: OwnerId, also: Option<OwnerId>) -> Answer {
+    let mut removed = state.remove(name, &owner.to_string());
+    if let Some(also) = also {
+        removed |= state.remove(name, &also.to_string());
+    }
+    if removed {
+        Answer::Released
+    } else {
+        state.gone(name)
+    }
+}
+
+/// Release, count 1 and more: the deadline stays as it is.
+fn leave(state: &mut State, now: &Now, name: &Arc<str>, owner: OwnerId, count: u32) -> Answer {
+    if !state.holds(name, &owner) {
+        return state.gone(name);
+    }
+    if now.late {
+        return Answer::Late;
+    }
+    state.set_count(name, &owner, count);
+    let expires_ms = state.keys.get(name).and_then(|key| key.expires_ms);
+    Answer::StillHeld {
+        // Without expiry there is nothing to promise; the next renewal gives it one.
+        remaining_ms: now.left(expires_ms).unwrap_or(0),
+    }
+}
+
+fn renew(
+    state: &mut State,
+    now: &Now,
+    name: &Arc<str>,
+    owner: OwnerId,
+    count: u32,
+    lease_ms: u64,
+) -> Answer {
+    if !state.holds(name, &owner) {
+        return state.gone(name);
+    }
+    if now.late {
+        return Answer::Late;
+    }
+    state.set_count(name, &owner, count);
+    Answer::Renewed {
+        remaining_ms: state.lengthen(name, now, lease_ms),
+    }
+}
+
+fn force_release(state: &mut State, name: &Arc<str>, owner: &str) -> Answer {
+    if state.remove(name, owner) {
+        Answer::Removed
+    } else {
+        Answer::Nothing
+    }
+}
+
+/// The token counter's value, if there is one.
+fn last_token(state: &State, name: &Arc<str>) -> Result<Option<u64>, Refusal> {
+    let Some(counter) = state.counters.get(name) else {
+        return Ok(None);
+    };
+    let text = &counter.text;
+    let plain = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    let padded = text.len() > 1 && text.starts_with('0');
+    match text.parse() {
+        Ok(last) if plain && !padded && last < TOKEN_END => Ok(Some(last)),
+        _ => Err(conflict("the token counter cannot be continued")),
+    }
+}
+
+/// The next token, written to the counter.
+fn next_token(
+    state: &mut State,
+    now: &Now,
+    name: &Arc<str>,
+    lease_ms: u64,
+    rule: TokenRule,
+) -> Result<u64, Refusal> {
+    let last = last_token(state, name)?;
+    let token = (last.unwrap_or(0) + 1)
+        .max(now.us)
+        .max(rule.floor.saturating_add(1));
+    let kept_for_ever = state
+        .counters
+        .get(name)
+        .is_some_and(|counter| counter.expires_ms.is_none());
+    let expires_ms = match rule.retention_ms {
+        Some(retention_ms) if !kept_for_ever => {
+            Some(now.after(retention_ms.max(lease_ms.saturating_mul(2))))
+        }
+        _ => None,
+    };
+    state.put_counter(name, token.to_string(), expires_ms);
+    Ok(token)
+}
+
+/// Refuses a hash that is plainly no lock of this kind. Looks at small ones only.
+fn check_use(fields: &BTreeMap<String, String>) -> Result<(), Refusal> {
+    if fields.len() > SMALL_HASH {
+        return Ok(());
+    }
+    if fields.contains_key("mode") {
+        return Err(conflict("the key is a read/write lock"));
+    }
+    let proper = fields
+        .iter()
+        .all(|(field, count)| is_owner(field) && is_count(count));
+    if proper {
+        Ok(())
+    } else {
+        Err(conflict("the key is a hash in other use"))
+    }
+}
+
+/// `text:decimal`; a Java thread's number may be negative.
+fn is_owner(field: &str) -> bool {
+    field.rsplit_once(':').is_some_and(|(client, flow)| {
+        let digits = flow.strip_prefix('-').unwrap_or(flow);
+        let decimal = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
+        !client.is_empty() && decimal
+    })
+}
+
+fn is_count(value: &str) -> bool {
+    value.bytes().all(|byte| byte.is_ascii_digit()) && !value.is_empty() && !value.starts_with('0')
+}
+
+fn conflict(message: &str) -> Refusal {
+    Refusal {
+        kind: RefusalKind::Conflict,
+        message: format!("CONFLICT {message}"),
+    }
+}
+
+/// What is in the store.
+#[derive(Debug, Default)]
+pub(crate) struct State {
+    keys: HashMap<Arc<str>, Key>,
+    counters: HashMap<Arc<str>, Counter>,
+    /// Every expiry there is, the next one first.
+    expiries: BTreeSet<(u64, Kind, Arc<str>)>,
+}
+
+/// The key of a lock.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Key {
+    pub(crate) value: Value,
+    pub(crate) expires_ms: Option<u64>,
+}
+
+/// What a key holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Value {
+    /// Owner ids and hold counts, if it is ours.
+    Hash(BTreeMap<String, String>),
+    /// Another type than a hash.
+    Other,
+}
+
+/// The counter of fencing tokens: text, since others may have spoiled it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Counter {
+    pub(crate) text: String,
+    pub(crate) expires_ms: Option<u64>,
+}
+
+impl State {
+    /// The key of `name`, if it is there at `now_us`.
+    pub(crate) fn key(&mut self, name: &Arc<str>, now_us: u64) -> Option<&Key> {
+        self.forget_if_expired(name, now_us / 1000);
+        self.keys.get(name)
+    }
+
+    /// The token counter of `name`, if it is there at `now_us`.
+    pub(crate) fn counter(&mut self, name: &Arc<str>, now_us: u64) -> Option<&Counter> {
+        self.forget_if_expired(name, now_us / 1000);
+        self.counters.get(name)
+    }
+
+    pub(crate) fn put(&mut self, name: &Arc<str>, value: Value, expires_ms: Option<u64>) {
+        self.delete(name);
+        if let Some(at) = expires_ms {
+            self.expiries.insert((at, Kind::Key, Arc::clone(name)));
+        }
+        self.keys
+            .insert(Arc::clone(name), Key { value, expires_ms });
+    }
+
+    pub(crate) fn delete(&mut self, name: &Arc<str>) {
+        if let Some(Key {
+            expires_ms: Some(at),
+            ..
+        }) = self.keys.remove(name)
+        {
+            self.expiries.remove(&(at, Kind::Key, Arc::clone(name)));
+        }
+    }
+
+    pub(crate) fn put_counter(&mut self, name: &Arc<str>, text: String, expires_ms: Option<u64>) {
+        self.delete_counter(name);
+        if let Some(at) = expires_ms {
+            self.expiries.insert((at, Kind::Counter, Arc::clone(name)));
+        }
+        self.counters
+            .insert(Arc::clone(name), Counter { text, expires_ms });
+    }
+
+    pub(crate) fn delete_counter(&mut self, name: &Arc<str>) {
+        if let Some(Counter {
+            expires_ms: Some(at),
+            ..
+        }) = self.counters.remove(name)
+        {
+            self.expiries.remove(&(at, Kind::Counter, Arc::clone(name)));
+        }
+    }
+
+    /// How many keys and counters there are, those of the past that are not yet purged included.
+    #[cfg(test)]
+    pub(crate) fn len(&self) -> usize {
+        self.keys.len() + self.counters.len()
+    }
+
+    /// Forgets what ended before `now_ms`: a few at a time, so that no op pays for a million.
+    fn purge(&mut self, now_ms: u64, at_most: usize) {
+        for _ in 0..at_most {
+            match self.expiries.first() {
+                Some((at, ..)) if *at < now_ms => {}
+                _ => return,
+            }
+            match self.expiries.pop_first() {
+                Some((_, Kind::Key, name)) => drop(self.keys.remove(&name)),
+                Some((_, Kind::Counter, name)) => drop(self.counters.remove(&name)),
+                None => {}
+            }
+        }
+    }
+
+    fn forget_if_expired(&mut self, name: &Arc<str>, now_ms: u64) {
+        let past = |expires_ms: Option<u64>| expires_ms.is_some_and(|at| at < now_ms);
+        if self.keys.get(name).is_some_and(|key| past(key.expires_ms)) {
+            self.delete(name);
+        }
+        if self
+            .counters
+            .get(name)
+            .is_some_and(|counter| past(counter.expires_ms))
+        {
+            self.delete_counter(name);
+        }
+    }
+
+    fn fields(&mut self, name: &Arc<str>) -> Option<&mut BTreeMap<String, String>> {
+        match self.keys.get_mut(name)? {
+            Key {
+                value: Value::Hash(fields),
+                ..
+            } => Some(fields),
+            Key {
+                value: Value::Other,
+                ..
+            } => None,
+        }
+    }
+
+    fn holds(&mut self, name: &Arc<str>, owner: &OwnerId) -> bool {
+        self.fields(name)
+            .is_some_and(|fields| fields.contains_key(&owner.to_string()))
+    }
+
+    fn set_count(&mut self, name: &Arc<str>, owner: &OwnerId, count: u32) {
+        if let Some(fields) = self.fields(name) {
+            fields.insert(owner.to_string(), count.to_string());
+        }
+    }
+
+    /// Moves the deadline forward, never back, and gives one where there is none. What is left then.
+    fn lengthen(&mut self, name: &Arc<str>, now: &Now, lease_ms: u64) -> u64 {
+        let Some(key) = self.keys.get_mut(name) else {
+            return 0;
+        };
+        if let Some(left) = now.left(key.expires_ms).filter(|left| *left >= lease_ms) {
+            return left;
+        }
+        let at = now.after(lease_ms);
+        if let Some(before) = key.expires_ms.replace(at) {
+            self.expiries.remove(&(before, Kind::Key, Arc::clone(name)));
+        }
+        self.expiries.insert((at, Kind::Key, Arc::clone(name)));
+        lease_ms
+    }
+
+    /// Removes one field; a hash without fields is gone.
+    fn remove(&mut self, name: &Arc<str>, field: &str) -> bool {
+        let Some(fields) = self.fields(name) else {
+            return false;
+        };
+        let removed = fields.remove(field).is_some();
+        if fields.is_empty() {
+            self.delete(name);
+        }
+        removed
+    }
+
+    fn gone(&self, name: &Arc<str>) -> Answer {
+        Answer::Gone(if self.keys.contains_key(name) {
+            Instead::Taken
+        } else {
+            Instead::Free
+        })
+    }
+}
+
+/// The moment an op runs.
+struct Now {
+    us: u64,
+    ms: u64,
+    late: bool,
+}
+
+impl Now {
+    fn left(&self, expires_ms: Option<u64>) -> Option<u64> {
+        expires_ms.map(|at| at.saturating_sub(self.ms))
+    }
+
+    fn after(&self, ms: u64) -> u64 {
+        self.ms.saturating_add(ms)
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Kind {
+    Key,
+    Counter,
+}
+
+/// Tokens end 2^40 below what a Lua number counts exactly: room for two weeks of time in µs.
+const TOKEN_END: u64 = (1 << 53) - (1 << 40);
+
+/// Hashes with more fields are not looked through.
+const SMALL_HASH: usize = 16;
+
+/// Expired entries an op forgets; it adds two at most.
+const PURGE_STEP: usize = 32;

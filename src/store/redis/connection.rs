@@ -1,0 +1,609 @@
+//! One connection from its first byte to its last, and the task that replaces it.
+//!
+//! Each connection is a fred client of its own, without a reconnect policy: when it ends, all that
+//! it had queued ends with it. So nothing is ever sent twice or late, and what was learned on one
+//! connection (the server's clock) is never used on another.
+//!
+//! 1. A command goes out with one attempt, under fred's timer, which also takes back what is still
+//!    queued; ours is behind it, because fred's answer never comes once its task has ended.
+//! 2. `Link::over` is cancelled before anything else happens to a connection that is given up, so no
+//!    command is handed to it from then on.
+//! 3. Ending a connection is aborting fred's task: the socket closes with it. `quit` is never
+//!    called; it waits for a silent server.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use fred::clients::Client;
+use fred::error::{Error as FredError, ErrorKind};
+use fred::interfaces::ClientLike;
+use fred::types::config::{
+    Blocking, ConnectionConfig, Options, PerformanceConfig, TcpConfig, UnresponsiveConfig,
+};
+use fred::types::{ClusterHash, CustomCommand, RespVersion, Value};
+use parking_lot::Mutex;
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::script::classify;
+use super::{RedisConfig, Shared, State};
+use crate::env::{Env, SharedEnv, later, until};
+use crate::store::{Cause, Refusal, RefusalKind};
+
+/// Why there is no connection.
+#[derive(Clone, Debug)]
+pub(crate) enum ConnectFailure {
+    /// The server said no, and will until somebody changes something.
+    Refused(Refusal),
+    /// Not reached, or not ready; worth another try.
+    Unreachable(Cause),
+    /// Closed by us.
+    Closed,
+}
+
+/// Why a command has no result.
+#[derive(Clone, Debug)]
+pub(super) enum Fault {
+    /// An error reply, in the server's words.
+    Server(String),
+    /// It never left: certain.
+    NotSent(Cause),
+    /// It may have been executed.
+    Unanswered(Cause),
+    /// The same, because time ran out: the connection may be dead.
+    TimedOut,
+}
+
+impl Fault {
+    pub(super) fn cause(&self) -> Cause {
+        match self {
+            Self::Server(words) => Cause::new(words.as_str()),
+            Self::NotSent(cause) | Self::Unanswered(cause) => cause.clone(),
+            Self::TimedOut => Cause::new("no answer in time"),
+        }
+    }
+
+    fn from_fred(error: &FredError) -> Self {
+        let words = error.details();
+        match error.kind() {
+            ErrorKind::Timeout => Self::TimedOut,
+            // Still in fred's queue when its task ended, or refused by its state: both unwritten.
+            ErrorKind::Canceled => Self::NotSent(Cause::new("the connection was lost")),
+            ErrorKind::Unknown
+                if words == "Failed to send command to router."
+                    || words == "Client is not initialized." =>
+            {
+                Self::NotSent(Cause::new("the connection was lost"))
+            }
+            ErrorKind::IO | ErrorKind::Protocol => Self::Unanswered(Cause::new(words)),
+            _ if is_error_reply(words) => Self::Server(words.to_owned()),
+            _ => Self::Unanswered(Cause::new(words)),
+        }
+    }
+}
+
+/// Error replies begin with a code in capitals; fred's own errors do not. fred itself does not tell
+/// the two apart.
+fn is_error_reply(words: &str) -> bool {
+    let code = words.split(' ').next().unwrap_or_default();
+    code.len() >= 2
+        && code
+            .bytes()
+            .all(|b| b.is_ascii_uppercase() || b.is_ascii_digit() || b == b'_')
+}
+
+/// A fred client and its task. Dropping it closes the socket.
+pub(super) struct Connection {
+    pub(super) client: Client,
+    task: JoinHandle<Result<(), FredError>>,
+}
+
+impl Connection {
+    /// Connects, authenticates and selects the database. `messages` is how many channel messages may
+    /// wait to be read.
+    pub(super) async fn open(
+        env: &dyn Env,
+        config: &RedisConfig,
+        messages: usize,
+    ) -> Result<Self, ConnectFailure> {
+        let mut server = config.server.clone();
+        server.fail_fast = true;
+        server.blocking = Blocking::Block;
+        server.version = RespVersion::RESP2;
+        let performance = PerformanceConfig {
+            broadcast_channel_capacity: messages,
+            ..PerformanceConfig::default()
+        };
+        let connection = ConnectionConfig {
+            connection_timeout: config.connect_timeout,
+            internal_command_timeout: config.connect_timeout,
+            max_command_attempts: 1,
+            max_command_buffer_len: 0,
+            reconnect_on_auth_error: false,
+            auto_client_setname: false,
+            unresponsive: UnresponsiveConfig::default(),
+            tcp: TcpConfig {
+                nodelay: Some(true),
+                ..TcpConfig::default()
+            },
+            ..ConnectionConfig::default()
+        };
+        let client = Client::new(server, Some(performance), Some(connection), None);
+
+        // Listening begins at the first poll, and must before the task starts, which tells once.
+        let mut connected = Box::pin(client.wait_for_connect());
+        let early = std::future::poll_fn(|cx| {
+            std::task::Poll::Ready(connected.as_mut().poll(cx).is_ready())
+        })
+        .await;
+        debug_assert!(!early, "a fresh client is not connected");
+        let mut this = Self {
+            task: client.connect(),
+            client: client.clone(),
+        };
+        // Each Sentinel may take a timeout to be tried, and so may the server behind it.
+        let hosts = u32::try_from(config.server.server.hosts().len()).unwrap_or(u32::MAX);
+        let limit = config.connect_timeout.saturating_mul(hosts.saturating_mul(2).saturating_add(2));
+        let outcome = until(env, later(env.now(), limit), async {
+            tokio::select! {
+                biased;
+                connected = &mut connected => connected,
+                ended = &mut this.task => match ended {
+                    Ok(Err(error)) => Err(error),
+                    _ => Err(FredError::new_canceled()),
+                },
+            }
+        })
+        .await;
+        match outcome {
+            Some(Ok(())) => Ok(this),
+            Some(Err(error)) => Err(connect_failure(&error)),
+            None => Err(ConnectFailure::Unreachable(Cause::new(
+                "no connection in time",
+            ))),
+        }
+    }
+
+    /// Completes when the connection is over, with the reason.
+    pub(super) async fn ended(&mut self) -> Cause {
+        match (&mut self.task).await {
+            Ok(Err(error)) => Cause::new(error.to_string()),
+            Ok(Ok(())) => Cause::new("connection closed"),
+            Err(_) => Cause::new("connection task ended"),
+        }
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl fmt::Debug for Connection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Connection").finish_non_exhaustive()
+    }
+}
+
+fn connect_failure(error: &FredError) -> ConnectFailure {
+    let words = error.details();
+    let begins = |with: &[&str]| with.iter().any(|prefix| words.starts_with(prefix));
+    let kind = if begins(&["WRONGPASS", "NOAUTH", "NOPERM", "ERR invalid password", "ERR AUTH"]) {
+        RefusalKind::Denied
+    } else if begins(&["ERR DB index", "ERR invalid DB index", "ERR SELECT is not allowed"]) {
+        RefusalKind::Other
+    } else {
+        return ConnectFailure::Unreachable(Cause::new(error.to_string()));
+    };
+    ConnectFailure::Refused(Refusal {
+        kind,
+        message: words.to_owned(),
+    })
+}
+
+/// Sends one command and waits for its reply until `deadline`.
+pub(super) async fn ask(
+    env: &dyn Env,
+    client: &Client,
+    command: &'static str,
+    args: Vec<Value>,
+    deadline: Instant,
+) -> Result<Value, Fault> {
+    let left = deadline.saturating_duration_since(env.now());
+    if left.is_zero() {
+        return Err(Fault::NotSent(Cause::new("no time left to send it")));
+    }
+    // `custom` honours the options; fred's script helpers would ignore them.
+    let client = client.with_options(&one_attempt(left));
+    let command = CustomCommand::new_static(command, ClusterHash::Random, false);
+    match until(env, later(deadline, GRACE), client.custom::<Value, _>(command, args)).await {
+        Some(Ok(value)) => Ok(value),
+        Some(Err(error)) => Err(Fault::from_fred(&error)),
+        None => Err(Fault::TimedOut),
+    }
+}
+
+/// Options of every command: never twice, never later than `timeout`.
+pub(super) fn one_attempt(timeout: Duration) -> Options {
+    Options {
+        max_attempts: Some(1),
+        // Zero would mean no timeout.
+        timeout: Some(timeout.max(Duration::from_millis(1))),
+        fail_fast: true,
+        ..Options::default()
+    }
+}
+
+/// The command connection of one generation, shared by all calls.
+pub(super) struct Link {
+    pub(super) generation: u64,
+    client: Client,
+    opened: Instant,
+    clock: Clock,
+    over: CancellationToken,
+    why: Mutex<Option<Cause>>,
+    checking: AtomicBool,
+}
+
+impl Link {
+    /// Gives the connection up. The first reason stays.
+    pub(super) fn give_up(&self, why: Cause) {
+        self.why.lock().get_or_insert(why);
+        self.over.cancel();
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        self.over.is_cancelled()
+    }
+
+    pub(super) fn age(&self, now: Instant) -> Duration {
+        now.saturating_duration_since(self.opened)
+    }
+
+    pub(super) fn clock(&self) -> &Clock {
+        &self.clock
+    }
+
+    pub(super) async fn ask(
+        &self,
+        env: &dyn Env,
+        command: &'static str,
+        args: Vec<Value>,
+        deadline: Instant,
+    ) -> Result<Value, Fault> {
+        if self.is_over() {
+            return Err(Fault::NotSent(self.reason()));
+        }
+        tokio::select! {
+            biased;
+            result = ask(env, &self.client, command, args, deadline) => result,
+            () = self.over.cancelled() => Err(Fault::Unanswered(self.reason())),
+        }
+    }
+
+    fn reason(&self) -> Cause {
+        let why = self.why.lock();
+        why.clone()
+            .unwrap_or_else(|| Cause::new("the connection was lost"))
+    }
+
+    /// After a timeout: is anybody there? If not, the connection is given up.
+    pub(super) fn check(self: &Arc<Self>, env: &SharedEnv, timeout: Duration) {
+        if self.checking.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let (link, task_env) = (Arc::clone(self), Arc::clone(env));
+        env.spawn(Box::pin(async move {
+            let deadline = later(task_env.now(), timeout);
+            match link.ask(&*task_env, "PING", Vec::new(), deadline).await {
+                // An error reply is a sign of life too.
+                Ok(_) | Err(Fault::Server(_)) => {}
+                Err(fault) => link.give_up(Cause::new(format!("silent server: {}", fault.cause()))),
+            }
+            link.checking.store(false, Ordering::Release);
+        }));
+    }
+}
+
+impl fmt::Debug for Link {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Link")
+            .field("generation", &self.generation)
+            .field("over", &self.is_over())
+            .finish_non_exhaustive()
+    }
+}
+
+/// The server's clock as one connection knows it.
+///
+/// An answer that says `s` and took from `sent` to `received` means: the server's clock shows at
+/// `received` at least `s`, at most `s` plus the round trip. The estimate is kept inside of what the
+/// last answer allows, so it follows a clock that is set back, and one slow answer does not spoil it.
+#[derive(Debug, Default)]
+pub(super) struct Clock(Mutex<Option<(Instant, u64)>>);
+
+impl Clock {
+    pub(super) fn learn(&self, sent: Instant, received: Instant, server_us: u64) {
+        let round_trip = micros(received.saturating_duration_since(sent));
+        let mut known = self.0.lock();
+        let estimate = known.map_or(server_us, |known| Self::at(known, received));
+        let estimate = estimate.clamp(server_us, server_us.saturating_add(round_trip));
+        *known = Some((received, estimate));
+    }
+
+    /// What the server's clock shows `now`; 0 while unknown, which makes a request late, harmless,
+    /// and its answer tells.
+    pub(super) fn estimate(&self, now: Instant) -> u64 {
+        self.0.lock().map_or(0, |known| Self::at(known, now))
+    }
+
+    fn at((instant, us): (Instant, u64), now: Instant) -> u64 {
+        us.saturating_add(micros(now.saturating_duration_since(instant)))
+    }
+}
+
+pub(super) fn micros(duration: Duration) -> u64 {
+    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
+}
+
+/// Waits between attempts to connect: none before the first, then 20 ms growing to 200 ms.
+#[derive(Debug, Default)]
+pub(super) struct BackOff {
+    failures: u32,
+}
+
+impl BackOff {
+    pub(super) fn reset(&mut self) {
+        self.failures = 0;
+    }
+
+    pub(super) fn next(&mut self, env: &dyn Env) -> Duration {
+        let failures = self.failures;
+        self.failures = failures.saturating_add(1);
+        if failures == 0 {
+            return Duration::ZERO;
+        }
+        let longest = FIRST_WAIT
+            .saturating_mul(1 << (failures - 1).min(8))
+            .min(LONGEST_WAIT);
+        // Between half and all of it, so that the clients of a restarted server do not come at once.
+        longest / 2 + longest / 2 * u32::from(env.random() as u8) / 255
+    }
+}
+
+/// Keeps one command connection up until the store is closed.
+pub(super) async fn supervise(shared: Arc<Shared>) {
+    // However this task ends, nobody waits for a connection any more.
+    let _closed = CloseOnDrop(Arc::clone(&shared));
+    let closing = shared.closing.clone();
+    tokio::select! {
+        biased;
+        () = closing.cancelled() => {}
+        () = keep_connected(&shared) => {}
+    }
+}
+
+struct CloseOnDrop(Arc<Shared>);
+
+impl Drop for CloseOnDrop {
+    fn drop(&mut self) {
+        self.0.close();
+    }
+}
+
+/// Gives the link up when the supervisor's future is dropped in the middle of its life.
+struct OverOnDrop(Arc<Link>);
+
+impl Drop for OverOnDrop {
+    fn drop(&mut self) {
+        self.0.give_up(Cause::new("store closed"));
+    }
+}
+
+async fn keep_connected(shared: &Arc<Shared>) {
+    let env = &shared.env;
+    let mut back_off = BackOff::default();
+    let mut generation = 0;
+    loop {
+        let wait = back_off.next(&**env);
+        env.sleep_until(later(env.now(), wait)).await;
+        match open_link(shared, generation + 1).await {
+            Ok((link, mut connection)) => {
+                generation += 1;
+                tracing::info!(generation, "connected to the server");
+                let link = OverOnDrop(Arc::new(link));
+                shared.set(State::Up(Arc::clone(&link.0)));
+                let why = tokio::select! {
+                    biased;
+                    () = link.0.over.cancelled() => link.0.reason(),
+                    why = connection.ended() => why,
+                };
+                link.0.give_up(why.clone());
+                if link.0.age(env.now()) > LONGEST_WAIT {
+                    back_off.reset();
+                }
+                tracing::warn!(generation, %why, "connection to the server lost");
+                shared.set_down(why, None);
+            }
+            Err(ConnectFailure::Unreachable(why)) => {
+                tracing::debug!(%why, "no connection to the server");
+                shared.set_down(why, None);
+            }
+            Err(ConnectFailure::Refused(refusal)) => {
+                tracing::warn!(message = %refusal.message, "refused by the server");
+                let why = Cause::new(refusal.message.as_str());
+                shared.set_down(why, Some(refusal));
+                env.sleep_until(later(env.now(), REFUSED_WAIT)).await;
+            }
+            Err(ConnectFailure::Closed) => return,
+        }
+    }
+}
+
+/// Opens a connection and asks for what must be known before it is used.
+async fn open_link(
+    shared: &Shared,
+    generation: u64,
+) -> Result<(Link, Connection), ConnectFailure> {
+    let env = &*shared.env;
+    let mut connection = Connection::open(env, &shared.config, 1).await?;
+    let link = Link {
+        generation,
+        client: connection.client.clone(),
+        opened: env.now(),
+        clock: Clock::default(),
+        over: CancellationToken::new(),
+        why: Mutex::new(None),
+        checking: AtomicBool::new(false),
+    };
+    let deadline = later(env.now(), shared.config.connect_timeout);
+    tokio::select! {
+        biased;
+        checked = check_server(env, &link, deadline) => checked?,
+        why = connection.ended() => return Err(ConnectFailure::Unreachable(why)),
+    }
+    Ok((link, connection))
+}
+
+async fn check_server(env: &dyn Env, link: &Link, deadline: Instant) -> Result<(), ConnectFailure> {
+    match link.ask(env, "INFO", vec!["server".into()], deadline).await {
+        Ok(info) => check_info(&info.as_str().unwrap_or_default())?,
+        // Not permitted: then we do not know, and take it as it is.
+        Err(Fault::Server(_)) => {}
+        Err(fault) => return Err(ConnectFailure::Unreachable(fault.cause())),
+    }
+    let clock = vec![CLOCK.into(), 0.into()];
+    for (command, args) in [("EVAL", clock), ("TIME", Vec::new())] {
+        let sent = env.now();
+        match link.ask(env, command, args, deadline).await {
+            Ok(time) => {
+                if let Some(server_us) = read_time(&time) {
+                    link.clock.learn(sent, env.now(), server_us);
+                    return Ok(());
+                }
+            }
+            Err(Fault::Server(words)) if classify(&words) == RefusalKind::Unavailable => {
+                return Err(ConnectFailure::Unreachable(Cause::new(words)));
+            }
+            // Not permitted: the first answer will tell.
+            Err(Fault::Server(_)) => {}
+            Err(fault) => return Err(ConnectFailure::Unreachable(fault.cause())),
+        }
+    }
+    Ok(())
+}
+
+fn check_info(info: &str) -> Result<(), ConnectFailure> {
+    let field = |name: &str| {
+        info.lines()
+            .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))
+            .map(str::trim)
+    };
+    let refuse = |message: String| {
+        Err(ConnectFailure::Refused(Refusal {
+            kind: RefusalKind::Other,
+            message,
+        }))
+    };
+    match field("redis_mode") {
+        Some("cluster") => return refuse("Redis Cluster is not supported yet".into()),
+        Some("sentinel") => {
+            return refuse("this is a Sentinel: use redis-sentinel:// to reach its server".into());
+        }
+        _ => {}
+    }
+    let version = field("redis_version").and_then(|version| {
+        let mut numbers = version.split('.').map(str::parse::<u32>);
+        Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
+    });
+    match version {
+        Some((major, minor)) if (major, minor) < OLDEST_SERVER => refuse(format!(
+            "server version {major}.{minor} is too old: 6.2 or newer is needed"
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// `[seconds, microseconds]`, as `TIME` answers.
+fn read_time(time: &Value) -> Option<u64> {
+    let Value::Array(parts) = time else {
+        return None;
+    };
+    let [seconds, micros] = &**parts else {
+        return None;
+    };
+    seconds
+        .as_u64()?
+        .checked_mul(1_000_000)?
+        .checked_add(micros.as_u64()?)
+}
+
+const CLOCK: &str = "return redis.call('TIME')";
+
+const OLDEST_SERVER: (u32, u32) = (6, 2);
+
+/// How long after fred's timer ours goes off: only when fred's did not.
+const GRACE: Duration = Duration::from_millis(20);
+
+const FIRST_WAIT: Duration = Duration::from_millis(20);
+const LONGEST_WAIT: Duration = Duration::from_millis(200);
+
+/// Between attempts that the server refuses: somebody has to change a password or a rule first.
+const REFUSED_WAIT: Duration = Duration::from_secs(1);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn error_replies_are_told_from_errors_of_fred() {
+        for words in ["ERR x", "NOSCRIPT No matching", "READONLY You", "OOM command", "LOADING"] {
+            assert!(is_error_reply(words), "{words}");
+        }
+        for words in [
+            "",
+            "Too many failed write attempts.",
+            "channel closed",
+            "Failed to route command.",
+            "Os { code: 111 }",
+        ] {
+            assert!(!is_error_reply(words), "{words}");
+        }
+    }
+
+    #[test]
+    fn old_servers_are_refused_and_unknown_ones_taken() {
+        let version = |v: &str| check_info(&format!("# Server\r\nredis_version:{v}\r\n"));
+        assert!(version("6.0.16").is_err());
+        assert!(version("5.9.9").is_err());
+        for taken in ["6.2.0", "7.0.15", "10.0.0", "255.255.255", "unknown", ""] {
+            assert!(version(taken).is_ok(), "{taken}");
+        }
+        assert!(check_info("").is_ok());
+        assert!(check_info("redis_mode:cluster\r\n").is_err());
+        assert!(check_info("redis_mode:standalone\r\n").is_ok());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn clock_follows_the_answers() {
+        #[expect(clippy::disallowed_methods, reason = "the paused clock of a test")]
+        let start = Instant::now();
+        let at = |ms| start + Duration::from_millis(ms);
+        let clock = Clock::default();
+        assert_eq!(clock.estimate(at(0)), 0);
+        clock.learn(at(0), at(1), 1_000_000);
+        assert_eq!(clock.estimate(at(11)), 1_010_000);
+        // A slow answer allows what is known already.
+        clock.learn(at(11), at(111), 1_020_000);
+        assert_eq!(clock.estimate(at(111)), 1_110_000);
+        // A clock set back is followed, and so is one set forward.
+        clock.learn(at(111), at(112), 500_000);
+        assert_eq!(clock.estimate(at(112)), 501_000);
+        clock.learn(at(112), at(113), 9_000_000);
+        assert_eq!(clock.estimate(at(113)), 9_000_000);
+    }
+}

@@ -1,0 +1,109 @@
+-- lock_acquire: take a free lock, or set the hold count of one that is held.
+--
+-- KEYS      per op: lock hash (field: owner id, value: hold count), token counter
+-- ARGV      attempt, deadline, then per op: owner id, count, lease in ms,
+--           greatest token the client knows, retention of the counter in ms (0: for ever)
+--
+-- Returns   count 1:   GRANTED token, left  taken now or by an earlier copy of this op
+--                      TAKEN left or -1     somebody else has it
+--           count 2..: HELD left            count set, deadline not sooner than before
+--                      GONE 0 or 1          the hold is lost; what is there instead
+--           LATE                            past the deadline: nothing done
+-- Writes    SET of the counter, HSET, PEXPIRE; nothing for any answer but GRANTED and HELD
+-- Repeat    safe: a copy finds its owner id and changes nothing
+
+-- The counter's value, nil if there is none.
+local function last_token(counter)
+  local text = call('GET', counter)
+  if not text then
+    return nil
+  end
+  local last = string.find(text, '^%d+$') and not string.find(text, '^0.') and tonumber(text)
+  if not last or last >= TOKEN_END then
+    error('CONFLICT the token counter is not a number that can be continued', 0)
+  end
+  return last
+end
+
+-- Raises if the hash is plainly no lock of this kind. Looks at small hashes only.
+local function check_use(hash)
+  if call('HLEN', hash) > 16 then
+    return
+  end
+  local fields = call('HGETALL', hash)
+  for i = 1, #fields, 2 do
+    if fields[i] == 'mode' then
+      error('CONFLICT the key is a read/write lock', 0)
+    end
+    if not string.find(fields[i], '^.+:%-?%d+$') or not string.find(fields[i + 1], '^[1-9]%d*$') then
+      error('CONFLICT the key is a hash in other use', 0)
+    end
+  end
+end
+
+-- The next token, written to the counter.
+local function next_token(counter, lease_ms, floor, retention_ms)
+  local last = last_token(counter)
+  local token = math.max((last or 0) + 1, now_us, floor + 1)
+  local text = string.format('%.0f', token) -- tostring() keeps 14 digits only
+  if retention_ms == 0 or (last and call('PTTL', counter) == -1) then
+    call('SET', counter, text)
+  else
+    call('SET', counter, text, 'PX', math.max(retention_ms, 2 * lease_ms))
+  end
+  return token
+end
+
+local function take(hash, counter, owner, lease_ms, floor, retention_ms)
+  local left = call('PTTL', hash)
+  if left ~= -2 then
+    if call('HEXISTS', hash, owner) == 1 then
+      local token = last_token(counter) or math.max(now_us, floor + 1)
+      return GRANTED, token, left == -1 and lease_ms or left
+    end
+    check_use(hash)
+    return TAKEN, left
+  end
+  if late then
+    return LATE
+  end
+  local token = next_token(counter, lease_ms, floor, retention_ms)
+  call('HSET', hash, owner, 1)
+  local expires, problem = pcall(call, 'PEXPIRE', hash, lease_ms)
+  if not expires then -- a hold without deadline would stay for ever
+    call('HDEL', hash, owner)
+    error(problem, 0)
+  end
+  return GRANTED, token, lease_ms
+end
+
+local function nest(hash, owner, count, lease_ms)
+  local before = of_owner('HGET', hash, owner)
+  if not before then
+    return gone(hash)
+  end
+  if late then
+    return LATE
+  end
+  if tonumber(before) ~= count then
+    call('HSET', hash, owner, count)
+  end
+  return HELD, lengthen(hash, lease_ms)
+end
+
+local ops = op_count(2, 2, 5)
+for i = 1, ops do
+  local at = 5 * i - 2
+  ARGV[at + 1], ARGV[at + 2] = whole(at + 1, 1), whole(at + 2, 1)
+  ARGV[at + 3], ARGV[at + 4] = whole(at + 3, 0), whole(at + 4, 0)
+end
+for i = 1, ops do
+  local at = 5 * i - 2
+  local owner, count, lease_ms = ARGV[at], ARGV[at + 1], ARGV[at + 2]
+  if count == 1 then
+    answer(take, KEYS[2 * i - 1], KEYS[2 * i], owner, lease_ms, ARGV[at + 3], ARGV[at + 4])
+  else
+    answer(nest, KEYS[2 * i - 1], owner, count, lease_ms)
+  end
+end
+return reply

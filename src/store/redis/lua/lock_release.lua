@@ -1,0 +1,58 @@
+-- lock_release: end a hold, or set the hold count that remains.
+--
+-- KEYS      per op: lock hash (field: owner id, value: hold count)
+-- ARGV      attempt, deadline, how to publish (PLAIN, SHARDED, BOTH, OFF), then per op:
+--           owner id, count, a second owner id that goes with the first ('': none), channel
+--
+-- Returns   count 0:   RELEASED         removed now, however late
+--           count 1..: STILL_HELD left  count set, the deadline as it was; left 0: no expiry
+--                      LATE             past the deadline: nothing done
+--           GONE 0 or 1                 the hold is not there; what is there instead
+-- Writes    HDEL, and a message if that freed the lock; HSET of another count
+-- Repeat    safe: a copy finds nothing, or its own count
+
+local function release(hash, owner, also, channel)
+  local removed
+  if also == '' then
+    removed = of_owner('HDEL', hash, owner)
+  else
+    removed = of_owner('HDEL', hash, owner, also)
+  end
+  if (removed or 0) == 0 then
+    return gone(hash)
+  end
+  publish_if_free(hash, channel)
+  return RELEASED
+end
+
+local function leave(hash, owner, count)
+  local before = of_owner('HGET', hash, owner)
+  if not before then
+    return gone(hash)
+  end
+  if late then
+    return LATE
+  end
+  if tonumber(before) ~= count then
+    local ok, problem = pcall(call, 'HSET', hash, owner, count)
+    -- Without memory the count stays too high until the next renewal: still held all the same.
+    if not ok and not string.find(problem, 'OOM ', 1, true) then
+      error(problem, 0)
+    end
+  end
+  return STILL_HELD, math.max(call('PTTL', hash), 0)
+end
+
+local ops = op_count(1, 3, 4)
+for i = 1, ops do
+  ARGV[4 * i + 1] = whole(4 * i + 1, 0)
+end
+for i = 1, ops do
+  local owner, count, also, channel = unpack(ARGV, 4 * i, 4 * i + 3)
+  if count == 0 then
+    answer(release, KEYS[i], owner, also, channel)
+  else
+    answer(leave, KEYS[i], owner, count)
+  end
+end
+return reply

@@ -1,0 +1,98 @@
+-- prelude: what every script shares. script.rs puts it before each of them.
+--
+-- ARGV[1]   number of this attempt, echoed
+-- ARGV[2]   deadline of this attempt: server time, µs since 1970
+--
+-- Returns   {attempt, now in µs, code, a, b, code, a, b, ...}: one triple per op, in order
+--
+-- An op never raises past `answer`: what it raises is its own answer, REFUSED with the text in `a`,
+-- and the ops after it go on. Only a malformed call raises, and it does so before the first write.
+
+local GRANTED, TAKEN, LATE, GONE = 1, 2, 3, 4                 -- token, left; left or -1; -; 0 free, 1 taken
+local HELD, RELEASED, STILL_HELD, RENEWED = 5, 6, 7, 8        -- left; -; left; left
+local REMOVED, NOTHING, REFUSED = 9, 10, 11                   -- -; -; text
+
+-- Tokens end 2^40 below what a double counts exactly: room for two weeks of time in µs.
+local TOKEN_END = 2 ^ 53 - 2 ^ 40
+
+-- ARGV[at] as a whole number of at least `least`.
+local function whole(at, least)
+  local number = tonumber(ARGV[at])
+  if not number or number % 1 ~= 0 or number < least or number >= TOKEN_END then
+    error('leasehold: ARGV[' .. at .. '] must be a whole number of at least ' .. least)
+  end
+  return number
+end
+
+-- How many ops there are, given what each brings.
+local function op_count(keys_each, args_before, args_each)
+  local count = #KEYS / keys_each
+  if count < 1 or count % 1 ~= 0 or #ARGV < args_before + count * args_each then
+    error('leasehold: wrong number of KEYS or ARGV')
+  end
+  return count
+end
+
+local time = redis.call('TIME') -- the one reading of the clock
+local now_us = time[1] * 1000000 + time[2]
+local late = now_us > whole(2, 0)
+local reply = {ARGV[1], now_us}
+
+-- Runs one op and appends its answer.
+local function answer(op, ...)
+  local ok, code, a, b = pcall(op, ...)
+  if not ok then
+    code, a = REFUSED, type(code) == 'table' and code.err or code
+  end
+  local n = #reply
+  reply[n + 1], reply[n + 2], reply[n + 3] = code, a or 0, b or 0
+end
+
+-- Calls the server. Its refusal is raised as text that names the command.
+local function call(command, ...)
+  local result = redis.pcall(command, ...)
+  if type(result) == 'table' and result.err then
+    error(result.err .. ' (' .. command .. ')', 0)
+  end
+  return result
+end
+
+-- As `call`, for the field of one owner. A key that is no hash holds nobody: nil.
+local function of_owner(command, hash, ...)
+  local result = redis.pcall(command, hash, ...)
+  if type(result) ~= 'table' then
+    return result
+  end
+  if not string.find(result.err, '^WRONGTYPE') then
+    error(result.err .. ' (' .. command .. ')', 0)
+  end
+end
+
+-- The answer when the hold is not there.
+local function gone(hash)
+  return GONE, redis.pcall('EXISTS', hash) == 1 and 1
+end
+
+-- Moves the deadline of `hash` forward, never back, and gives it one if it has none. What is left then.
+local function lengthen(hash, lease_ms)
+  local left = call('PTTL', hash)
+  if left >= lease_ms then
+    return left
+  end
+  call('PEXPIRE', hash, lease_ms)
+  return lease_ms
+end
+
+-- Says "try again" to who waits, if nobody holds `hash` now. A message is a hint: it decides nothing.
+local function publish_if_free(hash, channel)
+  local how = ARGV[3]
+  if how == 'OFF' or redis.pcall('EXISTS', hash) == 1 then
+    return
+  end
+  if how ~= 'SHARDED' then
+    redis.pcall('PUBLISH', channel, '0')
+  end
+  if how ~= 'PLAIN' then
+    redis.pcall('SPUBLISH', channel, '0')
+  end
+end

@@ -1,0 +1,403 @@
+//! Scripts on the wire: which one does a verb, what goes in, what comes out.
+//!
+//! Each script is a file in `lua/`, with `prelude.lua` before it. This room alone knows the order
+//! of their arguments and the numbers of their answers.
+
+use std::sync::LazyLock;
+
+use fred::types::Value;
+
+use crate::key::KeyScheme;
+use crate::store::{Answer, Instead, Op, Refusal, RefusalKind, Verb};
+
+/// A script and the hash the server knows it by.
+#[derive(Debug)]
+pub(crate) struct Script {
+    pub(crate) text: String,
+    pub(crate) sha: String,
+}
+
+impl Script {
+    pub(crate) fn new(text: String) -> Self {
+        let sha = fred::util::sha1_hash(&text);
+        Self { text, sha }
+    }
+
+    fn with_prelude(body: &str) -> Self {
+        Self::new(format!("{PRELUDE}\n{body}"))
+    }
+
+    /// The same script, told the time (µs) by its last argument instead of the server.
+    #[cfg(test)]
+    pub(crate) fn with_time_as_argument(&self) -> Self {
+        const READING: &str = "redis.call('TIME')";
+        assert_eq!(self.text.matches(READING).count(), 1, "one reading of time");
+        Self::new(self.text.replace(READING, "{0, ARGV[#ARGV]}"))
+    }
+}
+
+/// The script that does ops of this verb.
+pub(crate) fn script_for(verb: &Verb) -> &'static Script {
+    match verb {
+        Verb::Acquire { .. } => &SCRIPTS.acquire,
+        Verb::Release { .. } => &SCRIPTS.release,
+        Verb::Renew { .. } => &SCRIPTS.renew,
+        Verb::ForceRelease { .. } => &SCRIPTS.force_release,
+    }
+}
+
+/// The script that tells the server's time; called with no keys and [`clock_args`].
+pub(crate) fn clock() -> &'static Script {
+    &SCRIPTS.clock
+}
+
+/// All scripts by file name, for loading them ahead and for tests.
+pub(crate) fn all() -> [(&'static str, &'static Script); 5] {
+    [
+        ("lock_acquire", &SCRIPTS.acquire),
+        ("lock_release", &SCRIPTS.release),
+        ("lock_renew", &SCRIPTS.renew),
+        ("lock_force_release", &SCRIPTS.force_release),
+        ("clock", &SCRIPTS.clock),
+    ]
+}
+
+/// How a release is told to those who wait.
+///
+/// Plain and sharded messages are separate worlds: all clients of a name must agree.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Publish {
+    Plain,
+    Sharded,
+    Both,
+    Off,
+}
+
+impl Publish {
+    fn as_arg(self) -> &'static str {
+        match self {
+            Self::Plain => "PLAIN",
+            Self::Sharded => "SHARDED",
+            Self::Both => "BOTH",
+            Self::Off => "OFF",
+        }
+    }
+}
+
+/// `KEYS` and `ARGV` of a call. `ops` are of one verb, at least one.
+pub(crate) fn encode(
+    scheme: &KeyScheme,
+    publish: Publish,
+    attempt: u64,
+    deadline_us: u64,
+    ops: &[Op],
+) -> (Vec<String>, Vec<String>) {
+    let mut keys = Vec::with_capacity(2 * ops.len());
+    let mut args = Vec::with_capacity(3 + 5 * ops.len());
+    args.push(attempt.to_string());
+    args.push(deadline_us.min(MAX_NUMBER).to_string());
+    if let Some(Verb::Release { .. } | Verb::ForceRelease { .. }) = ops.first().map(|op| &op.verb) {
+        args.push(publish.as_arg().to_owned());
+    }
+    for op in ops {
+        keys.push(scheme.hash(&op.name));
+        match &op.verb {
+            Verb::Acquire {
+                owner,
+                count,
+                lease_ms,
+                token,
+            } => {
+                keys.push(scheme.token(&op.name));
+                let retention_ms = token.retention_ms.map_or(0, |ms| ms.clamp(1, MAX_NUMBER));
+                args.extend([
+                    owner.to_string(),
+                    count.to_string(),
+                    lease_ms.to_string(),
+                    token.floor.to_string(),
+                    retention_ms.to_string(),
+                ]);
+            }
+            Verb::Release { owner, count, also } => args.extend([
+                owner.to_string(),
+                count.to_string(),
+                also.map(|also| also.to_string()).unwrap_or_default(),
+                scheme.channel(&op.name),
+            ]),
+            Verb::Renew {
+                owner,
+                count,
+                lease_ms,
+            } => args.extend([owner.to_string(), count.to_string(), lease_ms.to_string()]),
+            Verb::ForceRelease { owner } => {
+                args.extend([owner.clone(), scheme.channel(&op.name)]);
+            }
+        }
+    }
+    (keys, args)
+}
+
+/// `ARGV` of [`clock`].
+pub(crate) fn clock_args(attempt: u64) -> Vec<String> {
+    vec![attempt.to_string(), "0".to_owned()]
+}
+
+/// What a script answered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Decoded {
+    /// The attempt it answers; another than ours means that replies are mixed up.
+    pub(crate) attempt: u64,
+    /// The server's clock when it ran, µs since 1970.
+    pub(crate) server_now_us: u64,
+    /// One per op, in order.
+    pub(crate) answers: Vec<Answer>,
+}
+
+/// A reply that no script of ours gives.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("malformed reply of a script: {0}")]
+pub(crate) struct Malformed(String);
+
+/// Reads the reply to a call with these `ops`; for [`clock`], none.
+pub(crate) fn decode(value: &Value, ops: &[Op]) -> Result<Decoded, Malformed> {
+    let Value::Array(items) = value else {
+        return Err(Malformed(format!("{:?} for an array", value.kind())));
+    };
+    let [attempt, server_now_us, slots @ ..] = items.as_slice() else {
+        return Err(Malformed(format!("{} items", items.len())));
+    };
+    if slots.len() != SLOTS * ops.len() {
+        let (slots, ops) = (slots.len(), ops.len());
+        return Err(Malformed(format!("{slots} slots for {ops} ops")));
+    }
+    let answers = slots
+        .chunks_exact(SLOTS)
+        .zip(ops)
+        .map(|(slot, op)| decode_answer(slot, &op.verb))
+        .collect::<Result<_, _>>()?;
+    Ok(Decoded {
+        attempt: unsigned(attempt)?,
+        server_now_us: unsigned(server_now_us)?,
+        answers,
+    })
+}
+
+/// One triple, which must be an answer that `verb` can have.
+fn decode_answer(slot: &[Value], verb: &Verb) -> Result<Answer, Malformed> {
+    let [code, a, b] = slot else {
+        return Err(Malformed(format!("{} slots for an answer", slot.len())));
+    };
+    Ok(match (integer(code)?, verb) {
+        (1, Verb::Acquire { count: 1, .. }) => Answer::Granted {
+            token: unsigned(a)?,
+            remaining_ms: unsigned(b)?,
+        },
+        (2, Verb::Acquire { count: 1, .. }) => Answer::Taken {
+            remaining_ms: match integer(a)? {
+                -1 => None,
+                _ => Some(unsigned(a)?),
+            },
+        },
+        (3, Verb::Acquire { .. } | Verb::Renew { .. } | Verb::Release { count: 1.., .. }) => {
+            Answer::Late
+        }
+        (4, Verb::Acquire { count: 2.., .. } | Verb::Release { .. } | Verb::Renew { .. }) => {
+            Answer::Gone(match integer(a)? {
+                0 => Instead::Free,
+                1 => Instead::Taken,
+                other => return Err(Malformed(format!("{other} instead of a hold"))),
+            })
+        }
+        (5, Verb::Acquire { count: 2.., .. }) => Answer::Held {
+            remaining_ms: unsigned(a)?,
+        },
+        (6, Verb::Release { count: 0, .. }) => Answer::Released,
+        (7, Verb::Release { count: 1.., .. }) => Answer::StillHeld {
+            remaining_ms: unsigned(a)?,
+        },
+        (8, Verb::Renew { .. }) => Answer::Renewed {
+            remaining_ms: unsigned(a)?,
+        },
+        (9, Verb::ForceRelease { .. }) => Answer::Removed,
+        (10, Verb::ForceRelease { .. }) => Answer::Nothing,
+        (11, _) => Answer::Refused(refusal(&text(a)?)),
+        (other, _) => return Err(Malformed(format!("answer {other} to {verb:?}"))),
+    })
+}
+
+/// A refusal from the server's words.
+pub(crate) fn refusal(message: &str) -> Refusal {
+    Refusal {
+        kind: classify(message),
+        message: plain_text(message).to_owned(),
+    }
+}
+
+/// What kind of "no" the error text of a server (or of our scripts) is, by the word it begins with.
+pub(crate) fn classify(message: &str) -> RefusalKind {
+    let message = plain_text(message);
+    // Redis 7.0 says "ERR ACL failure in script: ..." where others say "NOPERM".
+    if message.contains("ACL failure in script") {
+        return RefusalKind::Denied;
+    }
+    match message.split([' ', '\r', '\n']).next().unwrap_or_default() {
+        "CONFLICT" | "WRONGTYPE" => RefusalKind::Conflict,
+        "NOPERM" | "NOAUTH" | "WRONGPASS" => RefusalKind::Denied,
+        "OOM" => RefusalKind::OutOfMemory,
+        "READONLY" | "LOADING" | "MASTERDOWN" | "MISCONF" | "NOREPLICAS" | "BUSY"
+        | "CLUSTERDOWN" | "TRYAGAIN" | "UNBLOCKED" => RefusalKind::Unavailable,
+        _ => RefusalKind::Other,
+    }
+}
+
+/// Without what Redis 6.2 puts before an error raised in a script: `@user_script: 12: -OOM ...`.
+fn plain_text(message: &str) -> &str {
+    let message = message.trim();
+    let bare = message
+        .strip_prefix("@user_script: ")
+        .and_then(|rest| rest.split_once(": "))
+        .map_or(message, |(_line, bare)| bare);
+    bare.strip_prefix('-').unwrap_or(bare)
+}
+
+fn integer(value: &Value) -> Result<i64, Malformed> {
+    match value {
+        Value::Integer(number) => Ok(*number),
+        Value::String(_) | Value::Bytes(_) => text(value)?
+            .parse()
+            .map_err(|_| Malformed("text for a number".to_owned())),
+        other => Err(Malformed(format!("{:?} for a number", other.kind()))),
+    }
+}
+
+fn unsigned(value: &Value) -> Result<u64, Malformed> {
+    let number = integer(value)?;
+    u64::try_from(number).map_err(|_| Malformed(format!("{number}, which is below zero")))
+}
+
+fn text(value: &Value) -> Result<String, Malformed> {
+    match value {
+        Value::String(text) => Ok(text.to_string()),
+        Value::Bytes(bytes) => Ok(String::from_utf8_lossy(bytes).into_owned()),
+        other => Err(Malformed(format!("{:?} for a text", other.kind()))),
+    }
+}
+
+#[derive(Debug)]
+struct Scripts {
+    acquire: Script,
+    release: Script,
+    renew: Script,
+    force_release: Script,
+    clock: Script,
+}
+
+static SCRIPTS: LazyLock<Scripts> = LazyLock::new(|| Scripts {
+    acquire: Script::with_prelude(include_str!("lua/lock_acquire.lua")),
+    release: Script::with_prelude(include_str!("lua/lock_release.lua")),
+    renew: Script::with_prelude(include_str!("lua/lock_renew.lua")),
+    force_release: Script::with_prelude(include_str!("lua/lock_force_release.lua")),
+    clock: Script::with_prelude(include_str!("lua/clock.lua")),
+});
+
+const PRELUDE: &str = include_str!("lua/prelude.lua");
+
+/// Values per answer in a reply.
+const SLOTS: usize = 3;
+
+/// Greatest number the scripts accept: below 2^53 - 2^40.
+const MAX_NUMBER: u64 = (1 << 53) - (1 << 40) - 1;
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use uuid::Uuid;
+
+    use super::*;
+    use crate::store::OwnerId;
+
+    #[test]
+    fn odd_replies_are_errors_and_never_a_panic() {
+        let ops = [renewal()];
+        let number = Value::Integer;
+        for odd in [
+            Value::Null,
+            Value::Integer(8),
+            Value::Array(vec![]),
+            Value::Array(vec![number(1), number(2)]),
+            Value::Array(vec![number(1), number(-2), number(8), number(9), number(0)]),
+            Value::Array(vec![number(1), number(2), number(1), number(9), number(0)]),
+            Value::Array(vec![number(1), number(2), number(8), number(-9), number(0)]),
+            Value::Array(vec![number(1), number(2), number(4), number(7), number(0)]),
+            Value::Array(vec![number(1), number(2), number(99), number(7), number(0)]),
+            Value::Array(vec![number(1), number(2), number(11), number(7), number(0)]),
+            Value::Array(vec!["x".into(), number(2), number(8), number(9), number(0)]),
+            Value::Array(vec![
+                number(1),
+                number(2),
+                Value::Null,
+                number(9),
+                number(0),
+            ]),
+        ] {
+            assert!(decode(&odd, &ops).is_err(), "{odd:?}");
+        }
+        let good = Value::Array(vec!["1".into(), number(2), number(8), number(9), number(0)]);
+        let decoded = decode(&good, &ops).unwrap();
+        assert_eq!(decoded.answers, [Answer::Renewed { remaining_ms: 9 }]);
+    }
+
+    #[test]
+    fn error_texts_are_told_apart_by_their_first_word() {
+        use RefusalKind::{Conflict, Denied, Other, OutOfMemory, Unavailable};
+        for (message, kind) in [
+            (
+                "OOM command not allowed when used memory > 'maxmemory'.",
+                OutOfMemory,
+            ),
+            (
+                "@user_script: 12: -OOM command not allowed.\r\n",
+                OutOfMemory,
+            ),
+            (
+                "NOPERM this user has no permissions to run the 'hset' command",
+                Denied,
+            ),
+            (
+                "@user_script: 31: -NOPERM The user executing the script can't run this",
+                Denied,
+            ),
+            (
+                "ERR ACL failure in script: User x has no permissions",
+                Denied,
+            ),
+            ("NOAUTH Authentication required.", Denied),
+            (
+                "READONLY You can't write against a read only replica.",
+                Unavailable,
+            ),
+            (
+                "LOADING Redis is loading the dataset in memory",
+                Unavailable,
+            ),
+            ("CLUSTERDOWN The cluster is down", Unavailable),
+            ("WRONGTYPE Operation against a key", Conflict),
+            ("ERR syntax error", Other),
+            ("", Other),
+        ] {
+            assert_eq!(classify(message), kind, "{message}");
+        }
+    }
+
+    fn renewal() -> Op {
+        Op {
+            name: Arc::from("job"),
+            verb: Verb::Renew {
+                owner: OwnerId::new(Uuid::nil(), 2),
+                count: 1,
+                lease_ms: 1000,
+            },
+        }
+    }
+}
