@@ -35,7 +35,8 @@ use crate::error::Error;
 use crate::hold::{Hold, Terms};
 use crate::lock::refused;
 use crate::observe;
-use crate::store::{Answer, Cause, Listening, Op, OwnerId, Subscription, Verb};
+use crate::store::topic::{Listening, Subscription};
+use crate::store::{Answer, Cause, Op, OwnerId, Verb};
 use crate::watchdog::{Appointment, Timed};
 
 /// The lines of one client, by name.
@@ -89,17 +90,27 @@ impl Queues {
         state.waiters.insert(waiter.number, Arc::clone(&waiter));
         let first = state.waiters.len() == 1;
         let start = (state.serving == Serving::Nobody).then(|| {
-            state.serving = if first { Serving::Directly } else { Serving::ByTask };
+            state.serving = if first {
+                Serving::Directly
+            } else {
+                Serving::ByTask
+            };
             state.serving
         });
         drop(state);
         drop(by_name);
         match start {
-            Some(Serving::Directly) => line.attempt(permit, None),
+            Some(Serving::Directly) => {
+                line.attempt(permit, None);
+            }
             Some(_) => line.start_task(Next::Again),
             None => {}
         }
-        Some(Ticket { line, waiter, claimed: false })
+        Some(Ticket {
+            line,
+            waiter,
+            claimed: false,
+        })
     }
 
     /// This client has freed the name: whoever waits for it here may try.
@@ -113,13 +124,19 @@ impl Queues {
     /// Waiters standing in all lines.
     #[cfg(test)]
     pub(crate) fn waiters(&self) -> usize {
-        self.by_name.lock().values().map(|line| line.state.lock().waiters.len()).sum()
+        self.by_name
+            .lock()
+            .values()
+            .map(|line| line.state.lock().waiters.len())
+            .sum()
     }
 }
 
 impl fmt::Debug for Queues {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Queues").field("names", &self.by_name.lock().len()).finish()
+        f.debug_struct("Queues")
+            .field("names", &self.by_name.lock().len())
+            .finish()
     }
 }
 
@@ -267,11 +284,21 @@ impl Ticket {
         }
         // Asked for longer than an answer takes, and nothing heard: "no answer" is not "no".
         let now = self.line.engine.now();
-        if state.asked.is_some_and(|asked| state.heard.is_none() || asked + OFFER_WINDOW < now) {
+        if state
+            .asked
+            .is_some_and(|asked| state.heard.is_none() || asked + OFFER_WINDOW < now)
+        {
             let cause = Cause::new("no answer in time");
-            return Trouble { cause, unanswered: true }.error(name);
+            return Trouble {
+                cause,
+                unanswered: true,
+            }
+            .error(name);
         }
-        Error::TimedOut { name: name.to_string(), waited }
+        Error::TimedOut {
+            name: name.to_string(),
+            waited,
+        }
     }
 }
 
@@ -287,9 +314,16 @@ impl Trouble {
     fn error(&self, name: &str) -> Error {
         let source = self.cause.clone().into();
         if self.unanswered {
-            Error::Indeterminate { name: name.to_owned(), operation: "acquire", source }
+            Error::Indeterminate {
+                name: name.to_owned(),
+                operation: "acquire",
+                source,
+            }
         } else {
-            Error::Unreachable { subject: format!("lock `{name}`"), source }
+            Error::Unreachable {
+                subject: format!("lock `{name}`"),
+                source,
+            }
         }
     }
 }
@@ -338,7 +372,12 @@ impl Line {
 
     /// The first in line who would answer an offer.
     fn head(&self) -> Option<Arc<Waiter>> {
-        self.state.lock().waiters.values().find(|waiter| waiter.answers()).cloned()
+        self.state
+            .lock()
+            .waiters
+            .values()
+            .find(|waiter| waiter.answers())
+            .cloned()
     }
 
     fn is_empty(&self) -> bool {
@@ -357,7 +396,9 @@ impl Line {
         permit: OwnedSemaphorePermit,
         reply: Option<oneshot::Sender<(OwnerId, Duration, Outcome)>>,
     ) -> bool {
-        let Some(head) = self.head() else { return false };
+        let Some(head) = self.head() else {
+            return false;
+        };
         let engine = &self.engine;
         let now = engine.now();
         let lease = head.wish.terms.first_lease();
@@ -365,7 +406,11 @@ impl Line {
         let give_up = if head.wish.once {
             later(now, timeout)
         } else {
-            let heard = self.state.lock().heard.map_or(head.joined, |heard| heard.max(head.joined));
+            let heard = self
+                .state
+                .lock()
+                .heard
+                .map_or(head.joined, |heard| heard.max(head.joined));
             later(heard, engine.config.lease).max(later(now, timeout))
         };
         self.state.lock().asked = Some(now);
@@ -376,8 +421,16 @@ impl Line {
             lease_ms: millis(lease),
             token: engine.token_rule(&self.name),
         };
-        let op = Op { name: Arc::clone(&self.name), verb };
-        let requester = Attempt { line: Arc::clone(self), owner, lease, reply };
+        let op = Op {
+            name: Arc::clone(&self.name),
+            verb,
+        };
+        let requester = Attempt {
+            line: Arc::clone(self),
+            owner,
+            lease,
+            reply,
+        };
         engine
             .dispatcher
             .post(Job::new(op, timeout, give_up, Box::new(requester)).permit(Some(permit)));
@@ -397,7 +450,10 @@ impl Line {
             state.heard = Some(self.engine.now());
         }
         let granted = match answered.answer {
-            Answer::Granted { token, remaining_ms } => Some((token, remaining_ms)),
+            Answer::Granted {
+                token,
+                remaining_ms,
+            } => Some((token, remaining_ms)),
             _ => None,
         };
         if let Some((token, remaining_ms)) = granted {
@@ -438,10 +494,19 @@ impl Line {
 
     fn failed(self: &Arc<Self>, owner: OwnerId, lease: Duration, failure: Failure) -> Next {
         let trouble = match failure {
-            Failure::NotSent(cause) => Trouble { cause, unanswered: false },
-            Failure::Unanswered { open_until_us, cause } => {
+            Failure::NotSent(cause) => Trouble {
+                cause,
+                unanswered: false,
+            },
+            Failure::Unanswered {
+                open_until_us,
+                cause,
+            } => {
                 self.sweep(owner, lease, open_until_us);
-                Trouble { cause, unanswered: true }
+                Trouble {
+                    cause,
+                    unanswered: true,
+                }
             }
             Failure::Closed => {
                 let all: Vec<_> = self.state.lock().waiters.values().cloned().collect();
@@ -478,7 +543,12 @@ impl Line {
     fn resolve_once(&self, phase: impl Fn() -> WaitPhase) {
         let once: Vec<_> = {
             let state = self.state.lock();
-            state.waiters.values().filter(|waiter| waiter.wish.once).cloned().collect()
+            state
+                .waiters
+                .values()
+                .filter(|waiter| waiter.wish.once)
+                .cloned()
+                .collect()
         };
         for waiter in once {
             self.resolve(&waiter, phase());
@@ -489,8 +559,15 @@ impl Line {
     fn sweep(&self, owner: OwnerId, lease: Duration, open_until_us: u64) {
         let timeout = self.engine.config.command_timeout_for(lease);
         let give_up = later(self.engine.now(), lease + timeout);
-        let verb = Verb::Release { owner, count: 0, also: None };
-        let op = Op { name: Arc::clone(&self.name), verb };
+        let verb = Verb::Release {
+            owner,
+            count: 0,
+            also: None,
+        };
+        let op = Op {
+            name: Arc::clone(&self.name),
+            verb,
+        };
         let job = Job::unattended(op, timeout, give_up).sit_out(Some(open_until_us));
         self.engine.dispatcher.post(job);
     }
@@ -513,7 +590,10 @@ impl Line {
                     continue;
                 }
                 let until = later(self.engine.now(), OFFER_WINDOW);
-                let offer = Arc::new(Offer { line: Arc::clone(self), waiter: Arc::clone(&waiter) });
+                let offer = Arc::new(Offer {
+                    line: Arc::clone(self),
+                    waiter: Arc::clone(&waiter),
+                });
                 let appointment = self.engine.watchdog.schedule(until, offer);
                 state.phase = WaitPhase::Offered(Arc::clone(hold), appointment);
                 state.waker.take()
@@ -585,7 +665,10 @@ impl Line {
             }
             (Serving::Directly, _) => {}
             (Serving::Nobody, true) => {
-                if by_name.get(&self.name).is_some_and(|line| Arc::ptr_eq(line, self)) {
+                if by_name
+                    .get(&self.name)
+                    .is_some_and(|line| Arc::ptr_eq(line, self))
+                {
                     by_name.remove(&self.name);
                 }
             }
@@ -604,7 +687,9 @@ impl Line {
 
     fn start_task(self: &Arc<Self>, next: Next) {
         let line = Arc::clone(self);
-        self.engine.env.spawn(Box::pin(async move { line.serve(next).await }));
+        self.engine
+            .env
+            .spawn(Box::pin(async move { line.serve(next).await }));
     }
 
     /// Ends the task's service if nobody stands in line.
@@ -615,7 +700,10 @@ impl Line {
             return false;
         }
         state.serving = Serving::Nobody;
-        if by_name.get(&self.name).is_some_and(|line| Arc::ptr_eq(line, self)) {
+        if by_name
+            .get(&self.name)
+            .is_some_and(|line| Arc::ptr_eq(line, self))
+        {
             by_name.remove(&self.name);
         }
         true
@@ -630,14 +718,17 @@ impl Line {
                 Next::Again => {}
                 Next::Offered => {
                     // The offer is claimed, passed on or put back; each of them kicks.
-                    let state = self.state.lock();
-                    if state.offered {
-                        drop(state);
+                    let (offered, claimed) = {
+                        let state = self.state.lock();
+                        (
+                            state.offered,
+                            state.claimed_until.filter(|_| !state.try_now),
+                        )
+                    };
+                    if offered {
                         self.kick.notified().await;
                         continue;
                     }
-                    let claimed = state.claimed_until.filter(|_| !state.try_now);
-                    drop(state);
                     next = match claimed {
                         Some(until) => {
                             Next::Taken(Some(until.saturating_duration_since(self.engine.now())))
@@ -664,11 +755,17 @@ impl Line {
                     continue;
                 }
                 self.kick.notified().await;
-                next = if self.state.lock().offered { Next::Offered } else { Next::Again };
+                next = if self.state.lock().offered {
+                    Next::Offered
+                } else {
+                    Next::Again
+                };
                 continue;
             }
             self.state.lock().try_now = false;
-            let Ok(permit) = Arc::clone(&self.engine.permits).acquire_owned().await else { return };
+            let Ok(permit) = Arc::clone(&self.engine.permits).acquire_owned().await else {
+                return;
+            };
             let (reply, outcome) = oneshot::channel();
             if !self.attempt(permit, Some(reply)) {
                 next = Next::Again;
@@ -683,7 +780,10 @@ impl Line {
 
     /// Waits until the subscription is confirmed, but no longer than a sleep would be.
     async fn until_listening(&self, subscription: &Subscription, remaining: Option<Duration>) {
-        let until = later(self.engine.now(), remaining.unwrap_or(WAKE_CAP).min(WAKE_CAP));
+        let until = later(
+            self.engine.now(),
+            remaining.unwrap_or(WAKE_CAP).min(WAKE_CAP),
+        );
         tokio::select! {
             biased;
             _ = subscription.settled() => {}
@@ -744,7 +844,12 @@ impl Line {
         if std::mem::replace(&mut head.state.lock().hinted, true) {
             return;
         }
-        let own = self.engine.watchdog.holds().into_iter().find(|hold| hold.name == self.name);
+        let own = self
+            .engine
+            .watchdog
+            .holds()
+            .into_iter()
+            .find(|hold| hold.name == self.name);
         if let Some(hold) = own {
             let held_for = now.saturating_duration_since(hold.since());
             observe::waiting_on_own_client(&self.engine, &self.name, hold.owner, held_for);
@@ -805,11 +910,19 @@ impl Requester for Attempt {
     }
 
     fn trouble(&self, cause: &Cause, unanswered: bool) {
-        self.line.state.lock().trouble = Some(Trouble { cause: cause.clone(), unanswered });
+        self.line.state.lock().trouble = Some(Trouble {
+            cause: cause.clone(),
+            unanswered,
+        });
     }
 
     fn done(self: Box<Self>, outcome: Outcome) {
-        let Self { line, owner, lease, reply } = *self;
+        let Self {
+            line,
+            owner,
+            lease,
+            reply,
+        } = *self;
         if let Some(reply) = reply {
             let _ = reply.send((owner, lease, outcome));
             return;

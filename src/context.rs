@@ -52,7 +52,10 @@ pub struct LockContext {
 impl LockContext {
     /// A new contender.
     pub(crate) fn new(handle: Arc<Handle>) -> Self {
-        Self { handle, flow: Arc::default() }
+        Self {
+            handle,
+            flow: Arc::default(),
+        }
     }
 
     pub(crate) fn of(handle: Arc<Handle>, flow: Arc<Flow>) -> Self {
@@ -61,7 +64,11 @@ impl LockContext {
 
     /// The lock called `name`, for this contender. No round trip; a bad name is an error of the verb.
     pub fn lock(&mut self, name: impl Into<Arc<str>>) -> Lock {
-        Lock::new(Arc::clone(&self.handle), Arc::clone(&self.flow), name.into())
+        Lock::new(
+            Arc::clone(&self.handle),
+            Arc::clone(&self.flow),
+            name.into(),
+        )
     }
 
     /// The same flow of work, for another task that takes part in it: it may enter what this context
@@ -70,7 +77,10 @@ impl LockContext {
     /// Acquisitions of one name through shared contexts go one after the other: the second waits for
     /// the first one's answer, then re-enters.
     pub fn share(&self) -> Self {
-        Self { handle: Arc::clone(&self.handle), flow: Arc::clone(&self.flow) }
+        Self {
+            handle: Arc::clone(&self.handle),
+            flow: Arc::clone(&self.flow),
+        }
     }
 
     /// Another contender of the same client: the two exclude each other.
@@ -133,11 +143,16 @@ pub(crate) struct Place {
 impl Flow {
     pub(crate) fn place(self: &Arc<Self>, name: &Arc<str>) -> Place {
         let mut names = self.names.lock();
-        let named = names
-            .entry(Arc::clone(name))
-            .or_insert_with(|| Named { spot: Arc::default(), places: 0 });
+        let named = names.entry(Arc::clone(name)).or_insert_with(|| Named {
+            spot: Arc::default(),
+            places: 0,
+        });
         named.places += 1;
-        Place { flow: Arc::clone(self), name: Arc::clone(name), spot: Arc::clone(&named.spot) }
+        Place {
+            flow: Arc::clone(self),
+            name: Arc::clone(name),
+            spot: Arc::clone(&named.spot),
+        }
     }
 }
 

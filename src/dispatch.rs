@@ -26,9 +26,7 @@ use tokio::sync::{Notify, OwnedSemaphorePermit};
 use tokio::time::Instant;
 
 use crate::env::{BoxFuture, SharedEnv, later};
-use crate::store::{
-    Answer, Call, Cause, NoReply, Op, OwnerId, RefusalKind, Reply, Store, Verb,
-};
+use crate::store::{Answer, Call, Cause, NoReply, Op, OwnerId, RefusalKind, Reply, Store, Verb};
 
 /// Who asked for an operation, and is told how it went, exactly once.
 ///
@@ -142,7 +140,9 @@ impl Job {
     }
 
     fn wanted(&self) -> bool {
-        self.requester.as_ref().is_none_or(|requester| requester.wanted())
+        self.requester
+            .as_ref()
+            .is_none_or(|requester| requester.wanted())
     }
 
     fn is_acquire(&self) -> bool {
@@ -152,9 +152,12 @@ impl Job {
     /// The hold whose lane this travels in: operations of inner levels, which set the count.
     fn lane(&self) -> Option<OwnerId> {
         match self.op.verb {
-            Verb::Acquire { owner, count: 2.., .. } | Verb::Release { owner, count: 1.., .. } => {
-                Some(owner)
+            Verb::Acquire {
+                owner, count: 2.., ..
             }
+            | Verb::Release {
+                owner, count: 1.., ..
+            } => Some(owner),
             _ => None,
         }
     }
@@ -162,7 +165,9 @@ impl Job {
     /// The hold that this ends.
     fn ends(&self) -> Option<OwnerId> {
         match self.op.verb {
-            Verb::Release { owner, count: 0, .. } => Some(owner),
+            Verb::Release {
+                owner, count: 0, ..
+            } => Some(owner),
             _ => None,
         }
     }
@@ -175,9 +180,16 @@ impl Job {
     }
 
     fn failure(&mut self) -> Failure {
-        let cause = self.progress.cause.take().unwrap_or_else(|| Cause::new("not sent in time"));
+        let cause = self
+            .progress
+            .cause
+            .take()
+            .unwrap_or_else(|| Cause::new("not sent in time"));
         match self.progress.open_until_us {
-            Some(open_until_us) => Failure::Unanswered { open_until_us, cause },
+            Some(open_until_us) => Failure::Unanswered {
+                open_until_us,
+                cause,
+            },
             None => Failure::NotSent(cause),
         }
     }
@@ -228,7 +240,11 @@ impl State {
     }
 
     fn enqueue(&mut self, job: Job) {
-        if job.is_acquire() { self.acquires.push_back(job) } else { self.urgent.push_back(job) }
+        if job.is_acquire() {
+            self.acquires.push_back(job)
+        } else {
+            self.urgent.push_back(job)
+        }
     }
 
     fn delay(&mut self, until: Instant, job: Job) {
@@ -288,7 +304,9 @@ impl Dispatcher {
         }
         self.work.notify_one();
         for mut job in overtaken {
-            job.tell(Outcome::Failed(Failure::NotSent(Cause::new("the hold was released"))));
+            job.tell(Outcome::Failed(Failure::NotSent(Cause::new(
+                "the hold was released",
+            ))));
         }
     }
 
@@ -407,7 +425,11 @@ impl Dispatcher {
         let count = jobs.len();
         let now = self.env.now();
         match result {
-            Ok(Reply { sent, server_now_us, answers }) => {
+            Ok(Reply {
+                sent,
+                server_now_us,
+                answers,
+            }) => {
                 for (job, answer) in jobs.into_iter().zip(answers) {
                     self.answered(job, answer, sent, server_now_us, now);
                 }
@@ -423,13 +445,20 @@ impl Dispatcher {
                     self.again(job, now, true);
                 }
             }
-            Err(NoReply::Unanswered { sent, deadline_us, cause }) => {
+            Err(NoReply::Unanswered {
+                sent,
+                deadline_us,
+                cause,
+            }) => {
                 for mut job in jobs {
                     let progress = &mut job.progress;
                     progress.cause = Some(cause.clone());
                     progress.unanswered_since.get_or_insert(sent);
-                    progress.open_until_us =
-                        Some(progress.open_until_us.map_or(deadline_us, |open| open.max(deadline_us)));
+                    progress.open_until_us = Some(
+                        progress
+                            .open_until_us
+                            .map_or(deadline_us, |open| open.max(deadline_us)),
+                    );
                     self.again(job, now, false);
                 }
             }
@@ -449,7 +478,9 @@ impl Dispatcher {
         match answer {
             // Nothing was done, and the store knows the server's time anew: at once again.
             Answer::Late => {
-                job.progress.cause.get_or_insert_with(|| Cause::new("arrived past its deadline"));
+                job.progress
+                    .cause
+                    .get_or_insert_with(|| Cause::new("arrived past its deadline"));
                 return self.again(job, now, false);
             }
             Answer::Refused(ref refusal) if refusal.kind == RefusalKind::Unavailable => {
@@ -519,7 +550,9 @@ impl Dispatcher {
     fn leave_lane(&self, job: &Job) {
         let Some(owner) = job.lane() else { return };
         let mut state = self.state.lock();
-        let Some(lane) = state.lanes.get_mut(&owner) else { return };
+        let Some(lane) = state.lanes.get_mut(&owner) else {
+            return;
+        };
         match lane.pop_front() {
             Some(next) => state.enqueue(next),
             None => {
@@ -560,7 +593,11 @@ fn take_batch(
         let Some(job) = queue.pop_front() else { return };
         // A final release is sent at least once, however late it comes up.
         let over = now >= job.give_up && job.ends().is_none();
-        if over || !job.wanted() { dropped.push(job) } else { batch.push(job) }
+        if over || !job.wanted() {
+            dropped.push(job)
+        } else {
+            batch.push(job)
+        }
     }
 }
 

@@ -61,13 +61,13 @@ impl Engine {
             config,
             client,
         });
-        let running = Running { engine: Arc::clone(&engine) };
+        let running = Running {
+            engine: Arc::clone(&engine),
+        };
         engine.env.spawn(Box::pin(async move {
             let engine = &running.engine;
             tokio::join!(engine.dispatcher.run(), engine.watchdog.run(engine));
-            if engine.announced.load(Ordering::Relaxed) {
-                engine.store.retract().await;
-            }
+            engine.retract().await;
         }));
         engine
     }
@@ -83,11 +83,18 @@ impl Engine {
 
     /// The name as it may appear in an event.
     pub(crate) fn loggable(&self, name: &str) -> String {
-        if self.config.digest_names { crate::observe::digest(name) } else { name.to_owned() }
+        if self.config.digest_names {
+            crate::observe::digest(name)
+        } else {
+            name.to_owned()
+        }
     }
 
     pub(crate) fn token_rule(&self, name: &str) -> TokenRule {
-        TokenRule { floor: self.floors.of(name), retention_ms: self.config.retention_ms() }
+        TokenRule {
+            floor: self.floors.of(name),
+            retention_ms: self.config.retention_ms(),
+        }
     }
 
     pub(crate) fn saw_token(&self, name: &Arc<str>, token: u64, server_now_us: u64) {
@@ -96,7 +103,11 @@ impl Engine {
 
     /// Refuses to start anything on a client that is ending.
     pub(crate) fn ensure_open(&self) -> Result<(), Error> {
-        if self.closing.is_cancelled() { Err(Error::Closed) } else { Ok(()) }
+        if self.closing.is_cancelled() {
+            Err(Error::Closed)
+        } else {
+            Ok(())
+        }
     }
 
     /// Tells the server who we are, once, with the first hold.
@@ -109,11 +120,19 @@ impl Engine {
     /// Tells the server who we are, for two leases.
     pub(crate) fn announce(self: &Arc<Self>) {
         let info = about_this_process(self.config.label.as_deref());
-        self.env.spawn(self.store.announce(info, self.config.lease * 2));
+        self.env
+            .spawn(self.store.announce(info, self.config.lease * 2));
+    }
+
+    /// Takes back what `announce` told the server.
+    pub(crate) async fn retract(&self) {
+        if self.announced.swap(false, Ordering::Relaxed) {
+            self.store.retract().await;
+        }
     }
 
     /// The end: nothing is sent or renewed any more, whoever waits is told.
-    fn end(&self) {
+    pub(crate) fn end(&self) {
         self.closing.cancel();
         self.stopped.cancel();
         self.dispatcher.end();
@@ -126,7 +145,9 @@ impl Engine {
 
 impl fmt::Debug for Engine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Engine").field("client", &self.client).finish_non_exhaustive()
+        f.debug_struct("Engine")
+            .field("client", &self.client)
+            .finish_non_exhaustive()
     }
 }
 
@@ -146,12 +167,11 @@ impl Drop for Running {
 #[derive(Debug)]
 pub(crate) struct Handle {
     pub(crate) engine: Arc<Engine>,
-    flows: AtomicU64,
 }
 
 impl Handle {
     pub(crate) fn new(engine: Arc<Engine>) -> Arc<Self> {
-        Arc::new(Self { engine, flows: AtomicU64::new(0) })
+        Arc::new(Self { engine })
     }
 }
 
@@ -182,7 +202,10 @@ impl Floors {
         if !self.any_ahead.load(Ordering::Relaxed) {
             return common;
         }
-        self.ahead.lock().get(name).map_or(common, |ahead| common.max(*ahead))
+        self.ahead
+            .lock()
+            .get(name)
+            .map_or(common, |ahead| common.max(*ahead))
     }
 
     fn saw(&self, name: &Arc<str>, token: u64, server_now_us: u64) {

@@ -138,7 +138,13 @@ impl LockGuard {
         hold: Arc<Hold>,
         level: u32,
     ) -> Self {
-        Self { handle, flow, place: Some(place), hold, level }
+        Self {
+            handle,
+            flow,
+            place: Some(place),
+            hold,
+            level,
+        }
     }
 
     /// The name of the lock.
@@ -178,7 +184,9 @@ impl LockGuard {
     /// Time left until the lock counts as lost unless it is renewed; zero when it is lost.
     pub fn remaining(&self) -> Duration {
         if self.is_held() {
-            self.hold.deadline().saturating_duration_since(self.hold.engine.now())
+            self.hold
+                .deadline()
+                .saturating_duration_since(self.hold.engine.now())
         } else {
             Duration::ZERO
         }
@@ -271,7 +279,9 @@ impl LockGuard {
         let (reply, answer) = oneshot::channel();
         let mut job = self.hold.renewal(lease, Box::new(Asked { reply }));
         let engine = &self.hold.engine;
-        job.give_up = job.give_up.min(later(engine.now(), self.hold.command_timeout()));
+        job.give_up = job
+            .give_up
+            .min(later(engine.now(), self.hold.command_timeout()));
         let name = || self.hold.name.to_string();
         engine.dispatcher.post(job);
         let outcome = tokio::select! {
@@ -280,25 +290,35 @@ impl LockGuard {
             outcome = answer => outcome.unwrap_or(Outcome::Failed(Failure::Closed)),
         };
         match outcome {
-            Outcome::Answered(Answered { answer: Answer::Renewed { remaining_ms }, sent, .. }) => {
+            Outcome::Answered(Answered {
+                answer: Answer::Renewed { remaining_ms },
+                sent,
+                ..
+            }) => {
                 self.hold.confirmed(sent, remaining_ms);
                 self.ensure_held()
             }
-            Outcome::Answered(Answered { answer: Answer::Gone(instead), .. }) => {
+            Outcome::Answered(Answered {
+                answer: Answer::Gone(instead),
+                ..
+            }) => {
                 let reason = LossReason::from(instead);
                 Err(self.lost_error(self.hold.lose(reason).unwrap_or(reason)))
             }
-            Outcome::Answered(Answered { answer: Answer::Refused(refusal), .. }) => {
-                Err(refused(name(), operation, refusal))
-            }
+            Outcome::Answered(Answered {
+                answer: Answer::Refused(refusal),
+                ..
+            }) => Err(refused(name(), operation, refusal)),
             Outcome::Answered(_) | Outcome::Failed(Failure::Closed) => Err(Error::Closed),
             Outcome::Failed(Failure::NotSent(cause)) => Err(Error::Unreachable {
                 subject: format!("lock `{}`", self.hold.name),
                 source: cause.into(),
             }),
-            Outcome::Failed(Failure::Unanswered { cause, .. }) => {
-                Err(Error::Indeterminate { name: name(), operation, source: cause.into() })
-            }
+            Outcome::Failed(Failure::Unanswered { cause, .. }) => Err(Error::Indeterminate {
+                name: name(),
+                operation,
+                source: cause.into(),
+            }),
         }
     }
 
@@ -317,7 +337,9 @@ impl LockGuard {
         let instead = match left {
             Some(Left::Lost(reason)) => return ReleaseOutcome::Lost(reason),
             Some(Left::Inner { depth }) => ReleaseOutcome::StillHeld { depth },
-            Some(Left::Last) | None => ReleaseOutcome::Unconfirmed { at_most: Duration::ZERO },
+            Some(Left::Last) | None => ReleaseOutcome::Unconfirmed {
+                at_most: Duration::ZERO,
+            },
         };
         let timeout = later(hold.engine.now(), hold.command_timeout());
         let outcome = tokio::select! {
@@ -327,7 +349,9 @@ impl LockGuard {
         };
         outcome.unwrap_or_else(|| match instead {
             ReleaseOutcome::Unconfirmed { .. } => ReleaseOutcome::Unconfirmed {
-                at_most: hold.server_end().saturating_duration_since(hold.engine.now()),
+                at_most: hold
+                    .server_end()
+                    .saturating_duration_since(hold.engine.now()),
             },
             instead => instead,
         })
@@ -343,7 +367,10 @@ impl LockGuard {
     }
 
     fn lost_error(&self, reason: LossReason) -> Error {
-        Error::Lost { name: self.hold.name.to_string(), reason }
+        Error::Lost {
+            name: self.hold.name.to_string(),
+            reason,
+        }
     }
 
     pub(crate) fn hold(&self) -> &Arc<Hold> {
@@ -359,7 +386,9 @@ impl Drop for LockGuard {
 
 impl fmt::Debug for LockGuard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LockGuard").field("hold", &self.hold).finish_non_exhaustive()
+        f.debug_struct("LockGuard")
+            .field("hold", &self.hold)
+            .finish_non_exhaustive()
     }
 }
 

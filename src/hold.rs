@@ -106,7 +106,10 @@ struct Level {
 #[derive(Debug)]
 pub(crate) enum Entered {
     /// A level, counted from now on, to be told to the server.
-    Level { level: u32, depth: u32 },
+    Level {
+        level: u32,
+        depth: u32,
+    },
     Lost(LossReason),
     /// The last level has just left: there is no hold to enter.
     Over,
@@ -177,8 +180,11 @@ impl Hold {
             let left = state.term.end.saturating_duration_since(now);
             let fresh = left >= terms.lease * 2 / 3;
             // Counted back from the end of the lease, which was confirmed by the grant.
-            state.renew_at =
-                Some(if fresh { later(now, left.saturating_sub(terms.lease * 2 / 3)) } else { now });
+            state.renew_at = Some(if fresh {
+                later(now, left.saturating_sub(terms.lease * 2 / 3))
+            } else {
+                now
+            });
         }
         self.make_appointment(&mut state);
         drop(state);
@@ -233,7 +239,9 @@ impl Hold {
     /// When it will be lost unless it is renewed.
     pub(crate) fn deadline(&self) -> Instant {
         let state = self.state.lock();
-        state.ends().map_or(state.term.deadline, |ends| ends.min(state.term.deadline))
+        state
+            .ends()
+            .map_or(state.term.deadline, |ends| ends.min(state.term.deadline))
     }
 
     pub(crate) fn depth(&self) -> u32 {
@@ -356,11 +364,14 @@ impl Hold {
         self.post_release(None);
     }
 
-    /// On `close`: tells the holder first, then releases what he may no longer use.
-    pub(crate) fn close(self: &Arc<Self>, reply: oneshot::Sender<ReleaseOutcome>) {
-        if self.lose(LossReason::ClientClosed) == Some(LossReason::ClientClosed) {
+    /// On the client's `close`: tells the holder first, then releases what he may no longer use.
+    /// `false` if it was over anyway.
+    pub(crate) fn close(self: &Arc<Self>, reply: oneshot::Sender<ReleaseOutcome>) -> bool {
+        let closed = self.lose(LossReason::ClientClosed) == Some(LossReason::ClientClosed);
+        if closed {
             self.post_release(Some(reply));
         }
+        closed
     }
 
     /// An operation on this hold under a new attempt: used by `confirm`, `extend` and the watchdog.
@@ -369,12 +380,19 @@ impl Hold {
             let state = self.state.lock();
             (state.depth().max(1), state.term.deadline)
         };
-        let verb = Verb::Renew { owner: self.owner, count, lease_ms: millis(lease).max(1) };
+        let verb = Verb::Renew {
+            owner: self.owner,
+            count,
+            lease_ms: millis(lease).max(1),
+        };
         Job::new(self.op(verb), self.command_timeout(), deadline, requester)
     }
 
     fn op(&self, verb: Verb) -> Op {
-        Op { name: Arc::clone(&self.name), verb }
+        Op {
+            name: Arc::clone(&self.name),
+            verb,
+        }
     }
 
     /// A nested acquisition to `count`.
@@ -399,9 +417,17 @@ impl Hold {
         depth: u32,
         reply: Option<oneshot::Sender<ReleaseOutcome>>,
     ) {
-        let verb = Verb::Release { owner: self.owner, count: depth, also: None };
+        let verb = Verb::Release {
+            owner: self.owner,
+            count: depth,
+            also: None,
+        };
         let give_up = later(self.engine.now(), self.command_timeout());
-        let requester = Box::new(InnerRelease { hold: Arc::clone(self), depth, reply });
+        let requester = Box::new(InnerRelease {
+            hold: Arc::clone(self),
+            depth,
+            reply,
+        });
         let job = Job::new(self.op(verb), self.command_timeout(), give_up, requester);
         self.engine.dispatcher.post(job);
     }
@@ -416,13 +442,20 @@ impl Hold {
             }
             (state.term.end, state.open_until_us)
         };
-        let verb = Verb::Release { owner: self.owner, count: 0, also: None };
+        let verb = Verb::Release {
+            owner: self.owner,
+            count: 0,
+            also: None,
+        };
         // The server frees it by itself at `end`; a copy still under way can add one lease.
         let give_up = match open_until_us {
             None => end,
             Some(_) => later(self.engine.now(), timeout + self.lease),
         };
-        let requester = Box::new(FinalRelease { hold: Arc::clone(self), reply });
+        let requester = Box::new(FinalRelease {
+            hold: Arc::clone(self),
+            reply,
+        });
         let job = Job::new(self.op(verb), timeout, give_up, requester).sit_out(open_until_us);
         self.engine.dispatcher.post(job);
     }
@@ -438,7 +471,11 @@ impl Hold {
 
     fn renewal_done(self: &Arc<Self>, outcome: Outcome) {
         match outcome {
-            Outcome::Answered(Answered { answer: Answer::Renewed { remaining_ms }, sent, .. }) => {
+            Outcome::Answered(Answered {
+                answer: Answer::Renewed { remaining_ms },
+                sent,
+                ..
+            }) => {
                 let recovered = {
                     let now = self.engine.now();
                     let mut state = self.state.lock();
@@ -458,11 +495,15 @@ impl Hold {
                     observe::recovered(&self.engine, &self.name, self.owner, end);
                 }
             }
-            Outcome::Answered(Answered { answer: Answer::Gone(instead), .. }) => {
+            Outcome::Answered(Answered {
+                answer: Answer::Gone(instead),
+                ..
+            }) => {
                 self.lose(LossReason::from(instead));
             }
             // No answer is never "no": again, until the deadline decides.
-            Outcome::Answered(_) | Outcome::Failed(Failure::NotSent(_) | Failure::Unanswered { .. }) => {
+            Outcome::Answered(_)
+            | Outcome::Failed(Failure::NotSent(_) | Failure::Unanswered { .. }) => {
                 let now = self.engine.now();
                 let mut state = self.state.lock();
                 if state.phase == Phase::Held {
@@ -508,7 +549,11 @@ impl Timed for Hold {
             } else if state.late_at.is_some_and(|at| at <= now) {
                 state.late_at = None;
                 let told = std::mem::replace(&mut state.told_late, true);
-                if told { Due::Nothing } else { Due::Late(state.term.end) }
+                if told {
+                    Due::Nothing
+                } else {
+                    Due::Late(state.term.end)
+                }
             } else {
                 Due::Nothing
             };
@@ -522,7 +567,9 @@ impl Timed for Hold {
                 self.lose(reason);
             }
             Due::Renew(lease) => {
-                let requester = Box::new(Renewal { hold: Arc::clone(&self) });
+                let requester = Box::new(Renewal {
+                    hold: Arc::clone(&self),
+                });
                 let job = self.renewal(lease, requester);
                 self.engine.dispatcher.post(job);
             }
@@ -584,13 +631,20 @@ impl State {
 
     /// The longest lease of a renewed level; `None` if none is.
     fn renewed_lease(&self) -> Option<Duration> {
-        self.levels.iter().filter(|level| level.renewed).map(|level| level.lease).max()
+        self.levels
+            .iter()
+            .filter(|level| level.renewed)
+            .map(|level| level.lease)
+            .max()
     }
 
     /// The lease a renewal asks for: cut so that it does not outlive `max_hold`.
     fn lease_to_ask(&self, now: Instant) -> Option<Duration> {
         let lease = self.renewed_lease()?;
-        Some(self.ends().map_or(lease, |ends| lease.min(ends.saturating_duration_since(now))))
+        Some(
+            self.ends()
+                .map_or(lease, |ends| lease.min(ends.saturating_duration_since(now))),
+        )
     }
 
     fn next_appointment(&self) -> Instant {
@@ -625,10 +679,17 @@ impl Requester for InnerRelease {
     fn done(self: Box<Self>, outcome: Outcome) {
         let mut told = ReleaseOutcome::StillHeld { depth: self.depth };
         match outcome {
-            Outcome::Answered(Answered { answer: Answer::StillHeld { remaining_ms }, sent, .. }) => {
+            Outcome::Answered(Answered {
+                answer: Answer::StillHeld { remaining_ms },
+                sent,
+                ..
+            }) => {
                 self.hold.confirmed(sent, remaining_ms);
             }
-            Outcome::Answered(Answered { answer: Answer::Gone(instead), .. }) => {
+            Outcome::Answered(Answered {
+                answer: Answer::Gone(instead),
+                ..
+            }) => {
                 // `None`: the last level has left meanwhile, and this was overtaken.
                 if let Some(reason) = self.hold.lose(LossReason::from(instead)) {
                     told = ReleaseOutcome::Lost(reason);
@@ -661,8 +722,15 @@ impl Requester for FinalRelease {
         };
         let at_most = term.end.saturating_duration_since(hold.engine.now());
         let told = match outcome {
-            Outcome::Answered(Answered { answer: Answer::Released, .. }) => ReleaseOutcome::Released,
-            Outcome::Answered(Answered { answer: Answer::Gone(instead), unanswered_since, .. }) => {
+            Outcome::Answered(Answered {
+                answer: Answer::Released,
+                ..
+            }) => ReleaseOutcome::Released,
+            Outcome::Answered(Answered {
+                answer: Answer::Gone(instead),
+                unanswered_since,
+                ..
+            }) => {
                 match unanswered_since {
                     // An earlier attempt of ours may have done it, while the hold was still ours.
                     Some(first) if first < term.deadline => ReleaseOutcome::Released,

@@ -83,18 +83,26 @@ pub(crate) async fn force_release(engine: &Arc<Engine>, name: &Arc<str>) -> Resu
     let snapshot = look(engine, name, OPERATION).await?;
     let mut removed = false;
     for (owner, _) in snapshot.holders {
-        let op = Op { name: Arc::clone(name), verb: Verb::ForceRelease { owner: owner.clone() } };
+        let op = Op {
+            name: Arc::clone(name),
+            verb: Verb::ForceRelease {
+                owner: owner.clone(),
+            },
+        };
         let (reply, answer) = oneshot::channel();
         let timeout = engine.config.command_timeout;
         let give_up = later(engine.now(), timeout);
-        engine.dispatcher.post(Job::new(op, timeout, give_up, Box::new(Asked { reply })));
+        engine
+            .dispatcher
+            .post(Job::new(op, timeout, give_up, Box::new(Asked { reply })));
         let outcome = until(&*engine.env, later(give_up, timeout / 4), answer).await;
         match outcome {
             Some(Ok(Outcome::Answered(Answered { answer, .. }))) => match answer {
                 Answer::Removed => {
                     removed = true;
                     let own = engine.watchdog.holds().into_iter();
-                    if let Some(hold) = own.into_iter().find(|hold| hold.owner.to_string() == owner) {
+                    if let Some(hold) = own.into_iter().find(|hold| hold.owner.to_string() == owner)
+                    {
                         hold.lose(LossReason::Forced);
                     }
                     engine.queues.freed(name);
@@ -131,14 +139,19 @@ async fn look(
 
 fn no_reply(name: &str, operation: &'static str, no: NoReply) -> Error {
     match no {
-        NoReply::NotSent(cause) => {
-            Error::Unreachable { subject: format!("lock `{name}`"), source: cause.into() }
-        }
+        NoReply::NotSent(cause) => Error::Unreachable {
+            subject: format!("lock `{name}`"),
+            source: cause.into(),
+        },
         NoReply::Unanswered { cause, .. } => unanswered(name, operation, cause),
         NoReply::Refused(refusal) => refused(name.to_owned(), operation, refusal),
     }
 }
 
 fn unanswered(name: &str, operation: &'static str, cause: Cause) -> Error {
-    Error::Indeterminate { name: name.to_owned(), operation, source: cause.into() }
+    Error::Indeterminate {
+        name: name.to_owned(),
+        operation,
+        source: cause.into(),
+    }
 }

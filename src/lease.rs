@@ -26,11 +26,17 @@ impl Term {
     /// from the time of reading, never from another attempt's stamp.
     pub(crate) fn confirmed(sent: Instant, remaining_ms: u64) -> Self {
         let remaining = Duration::from_millis(remaining_ms);
-        Self { deadline: later(sent, remaining.saturating_sub(margin(remaining))), end: later(sent, remaining) }
+        Self {
+            deadline: later(sent, remaining.saturating_sub(margin(remaining))),
+            end: later(sent, remaining),
+        }
     }
 
     /// The later of two confirmations: no answer shortens what an earlier one promised.
     pub(crate) fn max(self, other: Self) -> Self {
-        Self { deadline: self.deadline.max(other.deadline), end: self.end.max(other.end) }
+        Self {
+            deadline: self.deadline.max(other.deadline),
+            end: self.end.max(other.end),
+        }
     }
 }

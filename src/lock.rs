@@ -9,8 +9,8 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use crate::config::validate_lease;
-use crate::context::{Flow, Place};
 use crate::contend::Wish;
+use crate::context::{Flow, Place};
 use crate::dispatch::{Answered, Failure, Outcome};
 use crate::engine::{Engine, Handle};
 use crate::env::later;
@@ -64,7 +64,13 @@ enum Budget {
 
 impl Lock {
     pub(crate) fn new(handle: Arc<Handle>, flow: Arc<Flow>, name: Arc<str>) -> Self {
-        Self { handle, flow, name, lease: None, max_hold: None }
+        Self {
+            handle,
+            flow,
+            name,
+            lease: None,
+            max_hold: None,
+        }
     }
 
     /// Asks for a fixed lease that nobody renews: the hold ends after `lease` unless it is
@@ -137,8 +143,11 @@ impl Lock {
     /// As [`acquire`](Self::acquire).
     pub async fn acquire_timeout(&mut self, timeout: Duration) -> Result<LockGuard, Error> {
         let started = self.engine().now();
-        let budget =
-            if timeout.is_zero() { Budget::Once } else { Budget::Until(later(started, timeout)) };
+        let budget = if timeout.is_zero() {
+            Budget::Once
+        } else {
+            Budget::Until(later(started, timeout))
+        };
         match self.enter(budget).await? {
             Some(guard) => Ok(guard),
             None => Err(self.timed_out(self.engine().now() - started)),
@@ -199,9 +208,11 @@ impl Lock {
         let done = guard.run(work(&guard)).await?;
         let value = done?;
         match guard.release().await {
-            ReleaseOutcome::Lost(reason) => {
-                Err(Error::Lost { name: self.name.to_string(), reason }.into())
+            ReleaseOutcome::Lost(reason) => Err(Error::Lost {
+                name: self.name.to_string(),
+                reason,
             }
+            .into()),
             _ => Ok(value),
         }
     }
@@ -263,12 +274,17 @@ impl Lock {
                     return Ok(Some(guard));
                 }
                 Entered::Lost(reason) => {
-                    return Err(Error::Lost { name: self.name.to_string(), reason });
+                    return Err(Error::Lost {
+                        name: self.name.to_string(),
+                        reason,
+                    });
                 }
                 Entered::Over => {}
             }
         }
-        let Some((hold, level)) = self.first(&terms, budget).await? else { return Ok(None) };
+        let Some((hold, level)) = self.first(&terms, budget).await? else {
+            return Ok(None);
+        };
         place.remember(&hold);
         Ok(Some(self.guard(place, &hold, level)))
     }
@@ -286,11 +302,17 @@ impl Lock {
     ) -> Result<Option<(Arc<Hold>, u32)>, Error> {
         let engine = self.engine();
         let started = engine.now();
-        let wish = Wish { terms: *terms, once: matches!(budget, Budget::Once) };
+        let wish = Wish {
+            terms: *terms,
+            once: matches!(budget, Budget::Once),
+        };
         let permits = Arc::clone(&engine.permits);
         let permit = match Arc::clone(&permits).try_acquire_owned() {
             Ok(permit) => permit,
-            Err(_) => match self.within(self.at_most_once(budget, terms), permits.acquire_owned()).await? {
+            Err(_) => match self
+                .within(self.at_most_once(budget, terms), permits.acquire_owned())
+                .await?
+            {
                 Some(Ok(permit)) => permit,
                 Some(Err(_)) => return Err(Error::Closed),
                 None => {
@@ -332,7 +354,9 @@ impl Lock {
         };
         let (reply, answer) = oneshot::channel();
         let lease = terms.first_lease();
-        engine.dispatcher.post(hold.nested(count, lease, give_up, Box::new(Asked { reply })));
+        engine
+            .dispatcher
+            .post(hold.nested(count, lease, give_up, Box::new(Asked { reply })));
         let unanswered = |cause: Cause| Error::Indeterminate {
             name: self.name.to_string(),
             operation: "acquire",
@@ -352,17 +376,25 @@ impl Lock {
             .await?
             .ok_or_else(|| unanswered(Cause::new("no answer in time")))??;
         match outcome {
-            Outcome::Answered(Answered { answer: Answer::Held { remaining_ms }, sent, .. }) => {
+            Outcome::Answered(Answered {
+                answer: Answer::Held { remaining_ms },
+                sent,
+                ..
+            }) => {
                 hold.confirmed(sent, remaining_ms);
                 guard.ensure_held()
             }
-            Outcome::Answered(Answered { answer: Answer::Gone(instead), .. }) => {
+            Outcome::Answered(Answered {
+                answer: Answer::Gone(instead),
+                ..
+            }) => {
                 hold.lose(instead.into());
                 guard.ensure_held()
             }
-            Outcome::Answered(Answered { answer: Answer::Refused(refusal), .. }) => {
-                Err(refused(self.name.to_string(), "acquire", refusal))
-            }
+            Outcome::Answered(Answered {
+                answer: Answer::Refused(refusal),
+                ..
+            }) => Err(refused(self.name.to_string(), "acquire", refusal)),
             Outcome::Answered(_) | Outcome::Failed(Failure::Closed) => Err(Error::Closed),
             Outcome::Failed(Failure::NotSent(cause)) => Err(self.unreachable(cause)),
             Outcome::Failed(Failure::Unanswered { cause, .. }) => Err(unanswered(cause)),
@@ -397,11 +429,17 @@ impl Lock {
     }
 
     fn timed_out(&self, waited: Duration) -> Error {
-        Error::TimedOut { name: self.name.to_string(), waited }
+        Error::TimedOut {
+            name: self.name.to_string(),
+            waited,
+        }
     }
 
     fn unreachable(&self, cause: Cause) -> Error {
-        Error::Unreachable { subject: format!("lock `{}`", self.name), source: cause.into() }
+        Error::Unreachable {
+            subject: format!("lock `{}`", self.name),
+            source: cause.into(),
+        }
     }
 }
 
@@ -427,11 +465,19 @@ pub(crate) fn refused(name: String, operation: &'static str, refusal: Refusal) -
     let source = Cause::new(refusal.message).into();
     match refusal.kind {
         RefusalKind::Conflict => Error::Conflict { name, source },
-        RefusalKind::Denied => Error::Denied { subject: format!("lock `{name}`"), source },
+        RefusalKind::Denied => Error::Denied {
+            subject: format!("lock `{name}`"),
+            source,
+        },
         RefusalKind::OutOfMemory => Error::OutOfMemory { name, source },
-        RefusalKind::Unavailable => {
-            Error::Unreachable { subject: format!("lock `{name}`"), source }
-        }
-        RefusalKind::Other => Error::Indeterminate { name, operation, source },
+        RefusalKind::Unavailable => Error::Unreachable {
+            subject: format!("lock `{name}`"),
+            source,
+        },
+        RefusalKind::Other => Error::Indeterminate {
+            name,
+            operation,
+            source,
+        },
     }
 }

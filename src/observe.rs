@@ -37,7 +37,13 @@ pub(crate) fn acquired(
         None => tracing::debug!(name, ?owner, remaining_ms, "lock acquired"),
         Some(waited) => {
             let waited_ms = crate::config::millis(waited);
-            tracing::debug!(name, ?owner, remaining_ms, waited_ms, "lock acquired after waiting");
+            tracing::debug!(
+                name,
+                ?owner,
+                remaining_ms,
+                waited_ms,
+                "lock acquired after waiting"
+            );
         }
     }
 }
@@ -55,24 +61,13 @@ pub(crate) fn recovered(engine: &Engine, name: &str, owner: OwnerId, end: Instan
 }
 
 /// A hold was lost while it was believed in.
-pub(crate) fn lost(
-    engine: &Engine,
-    name: &str,
-    owner: OwnerId,
-    reason: LossReason,
-    end: Instant,
-) {
+pub(crate) fn lost(engine: &Engine, name: &str, owner: OwnerId, reason: LossReason, end: Instant) {
     let (name, remaining_ms) = (engine.loggable(name), remaining(engine, end));
     tracing::warn!(name, ?owner, %reason, remaining_ms, "lock lost");
 }
 
 /// A release was given up without an answer.
-pub(crate) fn release_unconfirmed(
-    engine: &Engine,
-    name: &str,
-    owner: OwnerId,
-    at_most: Duration,
-) {
+pub(crate) fn release_unconfirmed(engine: &Engine, name: &str, owner: OwnerId, at_most: Duration) {
     let name = engine.loggable(name);
     let at_most_ms = crate::config::millis(at_most);
     tracing::warn!(name, ?owner, at_most_ms, "release unconfirmed");

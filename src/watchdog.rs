@@ -47,7 +47,11 @@ struct State {
 
 impl Watchdog {
     pub(crate) fn new() -> Self {
-        Self { state: Mutex::default(), earlier: Notify::new(), fewer: Notify::new() }
+        Self {
+            state: Mutex::default(),
+            earlier: Notify::new(),
+            fewer: Notify::new(),
+        }
     }
 
     /// Makes an appointment.
@@ -65,7 +69,10 @@ impl Watchdog {
         let mut state = self.state.lock();
         let replaced = old.and_then(|old| state.appointments.remove(&old));
         state.numbers += 1;
-        let appointment = Appointment { at, number: state.numbers };
+        let appointment = Appointment {
+            at,
+            number: state.numbers,
+        };
         state.appointments.insert(appointment, who);
         let wake = state.armed.is_none_or(|armed| at < armed);
         if wake {
@@ -110,7 +117,10 @@ impl Watchdog {
         loop {
             let next = {
                 let mut state = self.state.lock();
-                let next = state.appointments.first_key_value().map(|(first, _)| first.at);
+                let next = state
+                    .appointments
+                    .first_key_value()
+                    .map(|(first, _)| first.at);
                 state.armed = next;
                 next
             };
