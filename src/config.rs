@@ -105,7 +105,9 @@ impl Config {
         }
         if let Some(retention) = self.token_retention {
             if retention > MAX_LEASE {
-                return Err(Error::config("token retention is at most one year; `None` is for ever"));
+                return Err(Error::config(
+                    "token retention is at most one year; `None` is for ever",
+                ));
             }
         }
         self.scheme.validate()
@@ -136,7 +138,9 @@ pub(crate) fn validate_lease(what: &str, lease: Duration) -> Result<(), Error> {
         )));
     }
     if lease.subsec_nanos() % 1_000_000 != 0 {
-        return Err(Error::config(format!("{what} is in whole milliseconds, not {lease:?}")));
+        return Err(Error::config(format!(
+            "{what} is in whole milliseconds, not {lease:?}"
+        )));
     }
     Ok(())
 }

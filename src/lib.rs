@@ -1,5 +1,6 @@
 //! Distributed locks for Tokio services on Redis or Valkey.
 #![allow(dead_code)]
+mod config;
 mod env;
 mod error;
 mod guard;

@@ -183,7 +183,11 @@ pub(crate) enum NoReply {
     NotSent(Cause),
     /// Handed to the transport at `sent`: it may have run, or may yet run until the server's clock
     /// passes `deadline_us`.
-    Unanswered { sent: Instant, deadline_us: u64, cause: Cause },
+    Unanswered {
+        sent: Instant,
+        deadline_us: u64,
+        cause: Cause,
+    },
     /// The server refused the whole call: certain.
     Refused(Refusal),
 }

@@ -236,7 +236,10 @@ mod tests {
             ("redis://h?db=3", "unknown parameter `db`"),
             ("redis://:a?sec ret@h", "unknown parameter in"),
             ("redis-sentinel://h:1", "sentinelServiceName"),
-            ("redis-sentinel://h:1?sentinelServiceName=", "sentinelServiceName"),
+            (
+                "redis-sentinel://h:1?sentinelServiceName=",
+                "sentinelServiceName",
+            ),
             (
                 "redis-sentinel://h:1?sentinelServiceName=m&sentinelPassword=secret",
                 "unknown parameter `sentinelPassword`",
@@ -256,7 +259,11 @@ mod tests {
 
     #[test]
     fn tls_is_never_dropped_silently() {
-        for url in ["rediss://h", "valkeys://h", "rediss-sentinel://h?sentinelServiceName=m"] {
+        for url in [
+            "rediss://h",
+            "valkeys://h",
+            "rediss-sentinel://h?sentinelServiceName=m",
+        ] {
             match parse_url(url) {
                 Ok(config) => assert!(cfg!(feature = "tls") && config.uses_tls(), "{url}"),
                 Err(error) => {
