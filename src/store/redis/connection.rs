@@ -113,7 +113,8 @@ impl Connection {
         server.blocking = Blocking::Block;
         server.version = RespVersion::RESP2;
         let performance = PerformanceConfig {
-            broadcast_channel_capacity: messages,
+            // A failed attempt is told twice; with less room the first, the reason, would be lost.
+            broadcast_channel_capacity: messages.max(EVENTS),
             ..PerformanceConfig::default()
         };
         let connection = ConnectionConfig {
@@ -231,13 +232,9 @@ pub(super) async fn ask(
     // `custom` honours the options; fred's script helpers would ignore them.
     let client = client.with_options(&one_attempt(left));
     let command = CustomCommand::new_static(command, ClusterHash::Random, false);
-    match until(
-        env,
-        later(deadline, GRACE),
-        client.custom::<Value, _>(command, args),
-    )
-    .await
-    {
+    // fred's futures are of many kilobytes: boxed here, so that those around it are not.
+    let reply = Box::pin(client.custom::<Value, _>(command, args));
+    match until(env, later(deadline, GRACE), reply).await {
         Some(Ok(value)) => Ok(value),
         Some(Err(error)) => Err(Fault::from_fred(&error)),
         None => Err(Fault::TimedOut),
@@ -388,7 +385,7 @@ impl BackOff {
             .saturating_mul(1 << (failures - 1).min(8))
             .min(LONGEST_WAIT);
         // Between half and all of it, so that the clients of a restarted server do not come at once.
-        longest / 2 + longest / 2 * u32::from(env.random() as u8) / 255
+        longest / 2 + (longest / 2) * u32::from(env.random().to_le_bytes()[0]) / 255
     }
 }
 
@@ -464,7 +461,7 @@ async fn keep_connected(shared: &Arc<Shared>) {
 /// Opens a connection and asks for what must be known before it is used.
 async fn open_link(shared: &Shared, generation: u64) -> Result<(Link, Connection), ConnectFailure> {
     let env = &*shared.env;
-    let mut connection = Connection::open(env, &shared.config, 1).await?;
+    let mut connection = Connection::open(env, &shared.config, EVENTS).await?;
     let link = Link {
         generation,
         client: connection.client.clone(),
@@ -563,6 +560,9 @@ fn read_time(time: &Value) -> Option<u64> {
 }
 
 const OLDEST_SERVER: (u32, u32) = (6, 2);
+
+/// Fewest events of fred that may wait to be read.
+const EVENTS: usize = 16;
 
 /// How long after fred's timer ours goes off: only when fred's did not.
 const GRACE: Duration = Duration::from_millis(20);

@@ -10,6 +10,7 @@ mod wake;
 #[cfg(test)]
 mod tests;
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
@@ -29,7 +30,8 @@ use self::connection::{Fault, Link, micros, supervise};
 use self::script::{Publish, Script, decode, encode, refusal, script_for};
 use super::topic::{Listening, Topics};
 use super::{
-    Call, Cause, Health, NoReply, Refusal, RefusalKind, Reply, Snapshot, Store, Subscription,
+    Answer, Call, Cause, Health, NoReply, Refusal, RefusalKind, Reply, Snapshot, Store,
+    Subscription,
 };
 use crate::config::{DEFAULT_COMMAND_TIMEOUT, DEFAULT_CONNECT_TIMEOUT, PubSub};
 use crate::env::{BoxFuture, SharedEnv, later, until};
@@ -125,7 +127,7 @@ enum State {
 
 impl RedisStore {
     /// Starts connecting, on the runtime of `env`; does not wait for it.
-    pub(crate) fn connect(config: RedisConfig, env: SharedEnv, client_id: Uuid) -> Arc<Self> {
+    pub(crate) fn connect(config: RedisConfig, env: &SharedEnv, client_id: Uuid) -> Arc<Self> {
         let publish = match config.pubsub {
             // Redisson's rule: sharded messages only on a cluster.
             PubSub::Auto | PubSub::Plain => Publish::Plain,
@@ -138,7 +140,7 @@ impl RedisStore {
             health: watch::Sender::new(Health::Connecting),
             topics: Arc::default(),
             closing: CancellationToken::new(),
-            env: Arc::clone(&env),
+            env: Arc::clone(env),
             config,
             client_id,
             publish,
@@ -299,10 +301,10 @@ impl Shared {
     /// The connection, waited for until `end` at most, and only while an outage is young: a lasting
     /// one fails at once.
     async fn link(&self, end: Instant) -> Result<Arc<Link>, NoReply> {
-        if let State::Up(link) = &*self.state.borrow() {
-            if !link.is_over() {
-                return Ok(Arc::clone(link));
-            }
+        if let State::Up(link) = &*self.state.borrow()
+            && !link.is_over()
+        {
+            return Ok(Arc::clone(link));
         }
         let mut state = self.state.subscribe();
         loop {
@@ -379,6 +381,11 @@ impl Shared {
         match decode(&value, &ops) {
             Ok(decoded) if decoded.attempt == attempt => {
                 link.clock().learn(sent, received, decoded.server_now_us);
+                for answer in &decoded.answers {
+                    if let Answer::Refused(refusal) = answer {
+                        self.rebuild_if_demoted(&link, &refusal.message);
+                    }
+                }
                 Ok(Reply {
                     sent,
                     server_now_us: decoded.server_now_us,
@@ -423,13 +430,10 @@ impl Shared {
     /// What an error reply to a whole call means.
     fn refused(&self, link: &Link, words: &str) -> NoReply {
         let refusal = refusal(words);
+        let words = refusal.message.as_str();
         match refusal.kind {
             RefusalKind::Unavailable => {
-                // A replica now: Sentinel, or the name service, knows where the primary went.
-                let demoted = words.contains("READONLY") || words.contains("MASTERDOWN");
-                if demoted && link.age(self.env.now()) >= REBUILD_INTERVAL {
-                    link.give_up(Cause::new(words));
-                }
+                self.rebuild_if_demoted(link, words);
                 NoReply::NotSent(Cause::new(words))
             }
             RefusalKind::Denied => NoReply::Refused(Refusal {
@@ -437,6 +441,14 @@ impl Shared {
                 ..refusal
             }),
             _ => NoReply::Refused(refusal),
+        }
+    }
+
+    /// A replica now: Sentinel, or the name service, knows where the primary went.
+    fn rebuild_if_demoted(&self, link: &Link, words: &str) {
+        let demoted = words.starts_with("READONLY") || words.starts_with("MASTERDOWN");
+        if demoted && link.age(self.env.now()) >= REBUILD_INTERVAL {
+            link.give_up(Cause::new(words));
         }
     }
 
@@ -505,10 +517,9 @@ impl Shared {
             .holders
             .iter()
             .find_map(|(owner, _)| client_of(owner))
+            && let Ok(info) = ask("HGETALL", vec![scheme.client(client).into()]).await
         {
-            if let Ok(info) = ask("HGETALL", vec![scheme.client(client).into()]).await {
-                snapshot.holder_info = pairs(&info).into_iter().collect();
-            }
+            snapshot.holder_info = pairs(&info).into_iter().collect();
         }
         Ok(snapshot)
     }
@@ -559,7 +570,7 @@ fn message(script: &str, keys: &[String], args: &[String]) -> Vec<Value> {
 
 /// Fields and values of a hash, as text.
 fn pairs(hash: &Value) -> Vec<(String, String)> {
-    let text = |value: &Value| value.as_str().map(|text| text.into_owned());
+    let text = |value: &Value| value.as_str().map(Cow::into_owned);
     match hash {
         Value::Array(items) => items
             .chunks_exact(2)

@@ -398,7 +398,7 @@ impl Session {
     ) -> Result<Option<String>, Cause> {
         let env = &*self.shared.env;
         let deadline = later(env.now(), self.shared.config.command_timeout);
-        match until(env, deadline, command).await {
+        match until(env, deadline, Box::pin(command)).await {
             Some(Ok(())) => Ok(None),
             Some(Err(error)) => match Fault::from_fred(&error) {
                 Fault::Server(words) => Ok(Some(words)),
