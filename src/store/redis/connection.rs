@@ -28,8 +28,8 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::script::classify;
-use super::{RedisConfig, Shared, State};
+use super::script::{clock, clock_args, decode, refusal};
+use super::{RedisConfig, Shared, State, message};
 use crate::env::{Env, SharedEnv, later, until};
 use crate::store::{Cause, Refusal, RefusalKind};
 
@@ -66,7 +66,7 @@ impl Fault {
         }
     }
 
-    fn from_fred(error: &FredError) -> Self {
+    pub(super) fn from_fred(error: &FredError) -> Self {
         let words = error.details();
         match error.kind() {
             ErrorKind::Timeout => Self::TimedOut,
@@ -89,10 +89,9 @@ impl Fault {
 /// the two apart.
 fn is_error_reply(words: &str) -> bool {
     let code = words.split(' ').next().unwrap_or_default();
-    code.len() >= 2
-        && code
-            .bytes()
-            .all(|b| b.is_ascii_uppercase() || b.is_ascii_digit() || b == b'_')
+    let is_code = |b: u8| b.is_ascii_uppercase() || b.is_ascii_digit() || b == b'_';
+    // Redis 6.2 says where in a script first.
+    code == "@user_script:" || code.len() >= 2 && code.bytes().all(is_code)
 }
 
 /// A fred client and its task. Dropping it closes the socket.
@@ -114,7 +113,8 @@ impl Connection {
         server.blocking = Blocking::Block;
         server.version = RespVersion::RESP2;
         let performance = PerformanceConfig {
-            broadcast_channel_capacity: messages,
+            // A failed attempt is told twice; with less room the first, the reason, would be lost.
+            broadcast_channel_capacity: messages.max(EVENTS),
             ..PerformanceConfig::default()
         };
         let connection = ConnectionConfig {
@@ -146,7 +146,9 @@ impl Connection {
         };
         // Each Sentinel may take a timeout to be tried, and so may the server behind it.
         let hosts = u32::try_from(config.server.server.hosts().len()).unwrap_or(u32::MAX);
-        let limit = config.connect_timeout.saturating_mul(hosts.saturating_mul(2).saturating_add(2));
+        let limit = config
+            .connect_timeout
+            .saturating_mul(hosts.saturating_mul(2).saturating_add(2));
         let outcome = until(env, later(env.now(), limit), async {
             tokio::select! {
                 biased;
@@ -192,9 +194,19 @@ impl fmt::Debug for Connection {
 fn connect_failure(error: &FredError) -> ConnectFailure {
     let words = error.details();
     let begins = |with: &[&str]| with.iter().any(|prefix| words.starts_with(prefix));
-    let kind = if begins(&["WRONGPASS", "NOAUTH", "NOPERM", "ERR invalid password", "ERR AUTH"]) {
+    let kind = if begins(&[
+        "WRONGPASS",
+        "NOAUTH",
+        "NOPERM",
+        "ERR invalid password",
+        "ERR AUTH",
+    ]) {
         RefusalKind::Denied
-    } else if begins(&["ERR DB index", "ERR invalid DB index", "ERR SELECT is not allowed"]) {
+    } else if begins(&[
+        "ERR DB index",
+        "ERR invalid DB index",
+        "ERR SELECT is not allowed",
+    ]) {
         RefusalKind::Other
     } else {
         return ConnectFailure::Unreachable(Cause::new(error.to_string()));
@@ -220,7 +232,9 @@ pub(super) async fn ask(
     // `custom` honours the options; fred's script helpers would ignore them.
     let client = client.with_options(&one_attempt(left));
     let command = CustomCommand::new_static(command, ClusterHash::Random, false);
-    match until(env, later(deadline, GRACE), client.custom::<Value, _>(command, args)).await {
+    // fred's futures are of many kilobytes: boxed here, so that those around it are not.
+    let reply = Box::pin(client.custom::<Value, _>(command, args));
+    match until(env, later(deadline, GRACE), reply).await {
         Some(Ok(value)) => Ok(value),
         Some(Err(error)) => Err(Fault::from_fred(&error)),
         None => Err(Fault::TimedOut),
@@ -371,7 +385,7 @@ impl BackOff {
             .saturating_mul(1 << (failures - 1).min(8))
             .min(LONGEST_WAIT);
         // Between half and all of it, so that the clients of a restarted server do not come at once.
-        longest / 2 + longest / 2 * u32::from(env.random() as u8) / 255
+        longest / 2 + (longest / 2) * u32::from(env.random().to_le_bytes()[0]) / 255
     }
 }
 
@@ -445,12 +459,9 @@ async fn keep_connected(shared: &Arc<Shared>) {
 }
 
 /// Opens a connection and asks for what must be known before it is used.
-async fn open_link(
-    shared: &Shared,
-    generation: u64,
-) -> Result<(Link, Connection), ConnectFailure> {
+async fn open_link(shared: &Shared, generation: u64) -> Result<(Link, Connection), ConnectFailure> {
     let env = &*shared.env;
-    let mut connection = Connection::open(env, &shared.config, 1).await?;
+    let mut connection = Connection::open(env, &shared.config, EVENTS).await?;
     let link = Link {
         generation,
         client: connection.client.clone(),
@@ -476,20 +487,26 @@ async fn check_server(env: &dyn Env, link: &Link, deadline: Instant) -> Result<(
         Err(Fault::Server(_)) => {}
         Err(fault) => return Err(ConnectFailure::Unreachable(fault.cause())),
     }
-    let clock = vec![CLOCK.into(), 0.into()];
-    for (command, args) in [("EVAL", clock), ("TIME", Vec::new())] {
+    // The script is there already, or is sent in full; a user who may do neither may ask plainly.
+    // Failing that the clock stays unknown, and the first answer tells.
+    let clock_message = |head: &str| message(head, &[], &clock_args(0));
+    for (command, args) in [
+        ("EVALSHA", clock_message(&clock().sha)),
+        ("EVAL", clock_message(&clock().text)),
+        ("TIME", Vec::new()),
+    ] {
         let sent = env.now();
         match link.ask(env, command, args, deadline).await {
-            Ok(time) => {
-                if let Some(server_us) = read_time(&time) {
+            Ok(reply) => {
+                let decoded = decode(&reply, &[]).map(|decoded| decoded.server_now_us);
+                if let Some(server_us) = decoded.ok().or_else(|| read_time(&reply)) {
                     link.clock.learn(sent, env.now(), server_us);
                     return Ok(());
                 }
             }
-            Err(Fault::Server(words)) if classify(&words) == RefusalKind::Unavailable => {
+            Err(Fault::Server(words)) if refusal(&words).kind == RefusalKind::Unavailable => {
                 return Err(ConnectFailure::Unreachable(Cause::new(words)));
             }
-            // Not permitted: the first answer will tell.
             Err(Fault::Server(_)) => {}
             Err(fault) => return Err(ConnectFailure::Unreachable(fault.cause())),
         }
@@ -542,9 +559,10 @@ fn read_time(time: &Value) -> Option<u64> {
         .checked_add(micros.as_u64()?)
 }
 
-const CLOCK: &str = "return redis.call('TIME')";
-
 const OLDEST_SERVER: (u32, u32) = (6, 2);
+
+/// Fewest events of fred that may wait to be read.
+const EVENTS: usize = 16;
 
 /// How long after fred's timer ours goes off: only when fred's did not.
 const GRACE: Duration = Duration::from_millis(20);
@@ -561,7 +579,13 @@ mod tests {
 
     #[test]
     fn error_replies_are_told_from_errors_of_fred() {
-        for words in ["ERR x", "NOSCRIPT No matching", "READONLY You", "OOM command", "LOADING"] {
+        for words in [
+            "ERR x",
+            "NOSCRIPT No matching",
+            "READONLY You",
+            "OOM command",
+            "LOADING",
+        ] {
             assert!(is_error_reply(words), "{words}");
         }
         for words in [

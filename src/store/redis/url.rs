@@ -26,6 +26,11 @@ pub(crate) fn parse_url(url: &str) -> Result<Config, Error> {
             "the server URL has a `#`: percent-encode it (%23) if the password contains one",
         ));
     }
+    if path.is_some_and(|path| path.contains('@')) {
+        return Err(Error::config(
+            "the server URL has a `/` before an `@`: percent-encode it (%2F) in the password",
+        ));
+    }
     check_authority(authority)?;
     check_database(path.unwrap_or_default())?;
     check_query(query.unwrap_or_default(), sentinel)?;
@@ -232,11 +237,15 @@ mod tests {
             ("redis://h:99999", "cannot be read"),
             ("redis://h:secret", "cannot be read"),
             ("redis://:sec#ret@h", "has a `#`"),
-            ("redis://:sec/ret@h", "not a number"),
+            ("redis://:sec/ret@h", "has a `/`"),
             ("redis://h?db=3", "unknown parameter `db`"),
-            ("redis://:a?sec ret@h", "unknown parameter in"),
+            ("redis://h?sec ret=1", "unknown parameter in"),
+            ("redis://:a?secret@h", "no host"),
             ("redis-sentinel://h:1", "sentinelServiceName"),
-            ("redis-sentinel://h:1?sentinelServiceName=", "sentinelServiceName"),
+            (
+                "redis-sentinel://h:1?sentinelServiceName=",
+                "sentinelServiceName",
+            ),
             (
                 "redis-sentinel://h:1?sentinelServiceName=m&sentinelPassword=secret",
                 "unknown parameter `sentinelPassword`",
@@ -256,13 +265,17 @@ mod tests {
 
     #[test]
     fn tls_is_never_dropped_silently() {
-        for url in ["rediss://h", "valkeys://h", "rediss-sentinel://h?sentinelServiceName=m"] {
-            match parse_url(url) {
-                Ok(config) => assert!(cfg!(feature = "tls") && config.uses_tls(), "{url}"),
-                Err(error) => {
-                    assert!(!cfg!(feature = "tls"), "{url}: {error}");
-                    assert!(error.to_string().contains("feature `tls`"), "{error}");
-                }
+        for url in [
+            "rediss://h",
+            "valkeys://h",
+            "rediss-sentinel://h?sentinelServiceName=m",
+        ] {
+            let parsed = parse_url(url);
+            if cfg!(feature = "tls") {
+                assert!(parsed.unwrap().uses_tls(), "{url}");
+            } else {
+                let error = parsed.unwrap_err().to_string();
+                assert!(error.contains("feature `tls`"), "{url}: {error}");
             }
         }
     }
