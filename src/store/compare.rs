@@ -5,9 +5,9 @@
 //! left of every key, so that minutes pass in microseconds. Needs `redis-server` on the path, or
 //! another server named by `LEASEHOLD_REDIS_SERVER`.
 
+use std::borrow::Borrow;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::fmt::Debug;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::process::{Child, ChildStdout, Command, Stdio};
@@ -181,7 +181,7 @@ fn tokens_keep_all_their_digits() {
     let token = 8_999_999_999_999_999;
     assert!(matches!(answers[0], Answer::Granted { token: t, .. } if t == token));
     assert_eq!(
-        text(&redis.connection.ask(&["GET", key]).unwrap()),
+        text(redis.connection.ask(&["GET", key]).unwrap()),
         token.to_string()
     );
     let again = redis.submit(&[op(0, acquire(0, 1))]);
@@ -820,11 +820,13 @@ struct Connection {
 
 impl Connection {
     fn send<S: AsRef<str>>(&mut self, parts: &[S]) {
-        let mut bytes = format!("*{}\r\n", parts.len());
+        let mut bytes = format!("*{}\r\n", parts.len()).into_bytes();
         for part in parts.iter().map(AsRef::as_ref) {
-            bytes.push_str(&format!("${}\r\n{part}\r\n", part.len()));
+            bytes.extend_from_slice(format!("${}\r\n", part.len()).as_bytes());
+            bytes.extend_from_slice(part.as_bytes());
+            bytes.extend_from_slice(b"\r\n");
         }
-        self.stream.write_all(bytes.as_bytes()).unwrap();
+        self.stream.write_all(&bytes).unwrap();
     }
 
     fn ask<S: AsRef<str>>(&mut self, parts: &[S]) -> Result<Value, String> {
@@ -952,7 +954,7 @@ fn ttl(value: &Value) -> Option<u64> {
     }
 }
 
-fn text(value: impl std::borrow::Borrow<Value>) -> String {
+fn text(value: impl Borrow<Value>) -> String {
     value.borrow().as_string().unwrap()
 }
 
