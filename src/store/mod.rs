@@ -5,6 +5,8 @@
 //! implement the same table (docs/protocol.md): Redis in Lua, memory in Rust. Everything above this
 //! room is the same for both.
 
+#[cfg(test)]
+mod compare;
 pub(crate) mod memory;
 pub(crate) mod redis;
 pub(crate) mod topic;

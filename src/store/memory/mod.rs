@@ -244,3 +244,166 @@ fn closed() -> NoReply {
 /// Where the clock of every store in a process begins: some day of 2023, so that tokens look as on
 /// a server while the wall clock decides nothing.
 const EPOCH_US: u64 = 1_700_000_000_000_000;
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt;
+    use tokio::time::advance;
+
+    use super::*;
+    use crate::env::RealEnv;
+    use crate::store::{Answer, Instead, Op, OwnerId, TokenRule, Verb};
+
+    /// Every process that waits for a name is told of its release, as by a message of a server.
+    #[tokio::test(start_paused = true)]
+    async fn a_release_wakes_every_client_that_listens() {
+        let (one, two) = two_clients();
+        let job = Arc::from("job");
+        let (first, second) = (one.subscribe(&job), two.subscribe(&job));
+        assert_eq!(first.settled().await, Listening::Live);
+        submit(&one, "job", acquire(1, 1));
+        submit(&one, "job", acquire(1, 2));
+        submit(&one, "job", release(1, 1));
+        assert!(first.woken().now_or_never().is_none());
+        submit(&one, "job", release(1, 0));
+        assert!(first.woken().now_or_never().is_some());
+        assert!(second.woken().now_or_never().is_some());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_lease_ends_by_itself() {
+        let (one, two) = two_clients();
+        let first = submit(&one, "job", acquire(1, 1));
+        assert!(matches!(first, Answer::Granted { .. }));
+        advance(Duration::from_millis(LEASE_MS / 2)).await;
+        let remaining_ms = Some(LEASE_MS / 2);
+        assert_eq!(
+            submit(&two, "job", acquire(2, 1)),
+            Answer::Taken { remaining_ms }
+        );
+        advance(Duration::from_millis(LEASE_MS / 2 + 1)).await;
+        assert!(matches!(
+            (first, submit(&two, "job", acquire(2, 1))),
+            (Answer::Granted { token: before, .. }, Answer::Granted { token, .. }) if before < token
+        ));
+        assert_eq!(
+            submit(&one, "job", release(1, 0)),
+            Answer::Gone(Instead::Taken)
+        );
+    }
+
+    /// Also later, and not even the deadline: somebody may count on when it was to end.
+    #[tokio::test(start_paused = true)]
+    async fn a_late_copy_of_an_acquisition_changes_nothing() {
+        let (one, _) = two_clients();
+        let Answer::Granted { token, .. } = submit(&one, "job", acquire(1, 1)) else {
+            panic!("not granted");
+        };
+        advance(Duration::from_millis(400)).await;
+        let remaining_ms = LEASE_MS - 400;
+        let granted = Answer::Granted {
+            token,
+            remaining_ms,
+        };
+        assert_eq!(submit(&one, "job", acquire(1, 1)), granted);
+        assert_eq!(submit(&one, "job", acquire(1, 1)), granted);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_has_ended_is_forgotten() {
+        let (one, _) = two_clients();
+        for round in 0..10 {
+            for name in 0..1000 {
+                submit(&one, &format!("{round}:{name}"), acquire(1, 1));
+            }
+            advance(Duration::from_secs(10)).await;
+        }
+        for _ in 0..1000 {
+            submit(&one, "last", acquire(1, 1));
+        }
+        assert_eq!(
+            one.shared.inner.lock().state.len(),
+            2,
+            "a hold and its counter"
+        );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn inspection_shows_the_holder_and_what_its_client_says() {
+        let (one, two) = two_clients();
+        let info = BTreeMap::from([("label".to_owned(), "orders".to_owned())]);
+        one.announce(info.clone(), Duration::from_secs(1)).await;
+        submit(&one, "job", acquire(1, 1));
+        let job = Arc::from("job");
+        let _waiting = two.subscribe(&job);
+        let seen = two.inspect(&job, Duration::ZERO).await.unwrap();
+        assert_eq!(seen.holders, [(owner(1).to_string(), 1)]);
+        assert_eq!(seen.remaining_ms, Some(LEASE_MS));
+        assert_eq!(seen.waiting, Some(1));
+        assert_eq!(seen.holder_info, info);
+        assert!(seen.token.is_some());
+        one.retract().await;
+        let seen = two.inspect(&job, Duration::ZERO).await.unwrap();
+        assert_eq!(seen.holder_info, BTreeMap::new());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_closed_store_does_nothing() {
+        let (one, two) = two_clients();
+        one.close();
+        assert_eq!(*one.health().borrow(), Health::Closed);
+        let call = call("job", acquire(1, 1));
+        assert!(matches!(one.submit(call).await, Err(NoReply::NotSent(_))));
+        let answer = submit(&two, "job", acquire(2, 1));
+        assert!(matches!(answer, Answer::Granted { .. }));
+    }
+
+    fn two_clients() -> (MemoryStore, MemoryStore) {
+        let one = MemoryStore::new(Arc::new(RealEnv::current()), Uuid::from_u128(1));
+        let two = one.another(Uuid::from_u128(2));
+        (one, two)
+    }
+
+    fn submit(store: &MemoryStore, name: &str, verb: Verb) -> Answer {
+        let reply = store.submit(call(name, verb)).now_or_never();
+        let mut answers = reply.expect("ready at once").unwrap().answers;
+        answers.remove(0)
+    }
+
+    fn call(name: &str, verb: Verb) -> Call {
+        Call {
+            attempt: 1,
+            timeout: Duration::from_secs(1),
+            ops: vec![Op {
+                name: Arc::from(name),
+                verb,
+            }],
+        }
+    }
+
+    fn acquire(id: u64, count: u32) -> Verb {
+        Verb::Acquire {
+            owner: owner(id),
+            count,
+            lease_ms: LEASE_MS,
+            token: TokenRule {
+                floor: 0,
+                retention_ms: Some(2000),
+            },
+        }
+    }
+
+    fn release(id: u64, count: u32) -> Verb {
+        Verb::Release {
+            owner: owner(id),
+            count,
+            also: None,
+        }
+    }
+
+    fn owner(id: u64) -> OwnerId {
+        OwnerId::new(Uuid::from_u128(u128::from(id)), id << 1)
+    }
+
+    const LEASE_MS: u64 = 1000;
+}

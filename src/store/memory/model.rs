@@ -189,7 +189,7 @@ fn last_token(state: &State, name: &Arc<str>) -> Result<Option<u64>, Refusal> {
     let padded = text.len() > 1 && text.starts_with('0');
     match text.parse() {
         Ok(last) if plain && !padded && last < TOKEN_END => Ok(Some(last)),
-        _ => Err(conflict("the token counter cannot be continued")),
+        _ => Err(conflict(NO_COUNTER)),
     }
 }
 
@@ -205,6 +205,9 @@ fn next_token(
     let token = (last.unwrap_or(0) + 1)
         .max(now.us)
         .max(rule.floor.saturating_add(1));
+    if token >= TOKEN_END {
+        return Err(conflict(NO_COUNTER));
+    }
     let kept_for_ever = state
         .counters
         .get(name)
@@ -461,6 +464,8 @@ enum Kind {
 
 /// Tokens end 2^40 below what a Lua number counts exactly: room for two weeks of time in µs.
 const TOKEN_END: u64 = (1 << 53) - (1 << 40);
+
+const NO_COUNTER: &str = "the token counter is not a number that can be continued";
 
 /// Hashes with more fields are not looked through.
 const SMALL_HASH: usize = 16;

@@ -236,8 +236,10 @@ pub(crate) fn refusal(message: &str) -> Refusal {
 /// What kind of "no" the error text of a server (or of our scripts) is, by the word it begins with.
 pub(crate) fn classify(message: &str) -> RefusalKind {
     let message = plain_text(message);
-    // Redis 7.0 says "ERR ACL failure in script: ..." where others say "NOPERM".
-    if message.contains("ACL failure in script") {
+    // Inside a script some servers say this, after "ERR", where others say "NOPERM".
+    if message.contains("The user executing the script")
+        || message.contains("ACL failure in script")
+    {
         return RefusalKind::Denied;
     }
     match message.split([' ', '\r', '\n']).next().unwrap_or_default() {
@@ -366,6 +368,10 @@ mod tests {
             ),
             (
                 "@user_script: 31: -NOPERM The user executing the script can't run this",
+                Denied,
+            ),
+            (
+                "ERR The user executing the script can't run this command or subcommand (PTTL)",
                 Denied,
             ),
             (

@@ -12,6 +12,8 @@
 -- Writes    SET of the counter, HSET, PEXPIRE; nothing for any answer but GRANTED and HELD
 -- Repeat    safe: a copy finds its owner id and changes nothing
 
+local NO_COUNTER = 'CONFLICT the token counter is not a number that can be continued'
+
 -- The counter's value, nil if there is none.
 local function last_token(counter)
   local text = call('GET', counter)
@@ -20,7 +22,7 @@ local function last_token(counter)
   end
   local last = string.find(text, '^%d+$') and not string.find(text, '^0.') and tonumber(text)
   if not last or last >= TOKEN_END then
-    error('CONFLICT the token counter is not a number that can be continued', 0)
+    error(NO_COUNTER, 0)
   end
   return last
 end
@@ -45,6 +47,9 @@ end
 local function next_token(counter, lease_ms, floor, retention_ms)
   local last = last_token(counter)
   local token = math.max((last or 0) + 1, now_us, floor + 1)
+  if token >= TOKEN_END then
+    error(NO_COUNTER, 0)
+  end
   local text = string.format('%.0f', token) -- tostring() keeps 14 digits only
   if retention_ms == 0 or (last and call('PTTL', counter) == -1) then
     call('SET', counter, text)
@@ -85,7 +90,7 @@ local function nest(hash, owner, count, lease_ms)
   if late then
     return LATE
   end
-  if tonumber(before) ~= count then
+  if before ~= tostring(count) then
     call('HSET', hash, owner, count)
   end
   return HELD, lengthen(hash, lease_ms)

@@ -33,7 +33,7 @@ local function leave(hash, owner, count)
   if late then
     return LATE
   end
-  if tonumber(before) ~= count then
+  if before ~= tostring(count) then
     local ok, problem = pcall(call, 'HSET', hash, owner, count)
     -- Without memory the count stays too high until the next renewal: still held all the same.
     if not ok and not string.find(problem, 'OOM ', 1, true) then

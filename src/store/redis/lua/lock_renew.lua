@@ -18,7 +18,7 @@ local function renew(hash, owner, count, lease_ms)
     return LATE
   end
   local left = lengthen(hash, lease_ms)
-  if tonumber(before) ~= count then
+  if before ~= tostring(count) then
     redis.pcall('HSET', hash, owner, count) -- refused: the deadline has moved, which is what counts
   end
   return RENEWED, left
