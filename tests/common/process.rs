@@ -21,7 +21,7 @@ use std::io::BufRead as _;
 use std::path::Path;
 use std::process::{ExitStatus, Stdio};
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::sync::mpsc;
@@ -123,7 +123,7 @@ impl Worker {
 
     /// SIGSTOP: frozen; its sockets stay open.
     pub fn stop(&self) {
-        self.signal(Signal::STOP);
+        freeze(self.process());
     }
 
     /// SIGCONT.
@@ -157,10 +157,20 @@ impl Worker {
         status
     }
 
-    fn signal(&self, signal: Signal) {
-        let pid = Pid::from_raw(self.pid().cast_signed()).unwrap();
-        kill_process(pid, signal).unwrap();
+    fn process(&self) -> Pid {
+        Pid::from_raw(self.pid().cast_signed()).unwrap()
     }
+
+    fn signal(&self, signal: Signal) {
+        kill_process(self.process(), signal).unwrap();
+    }
+}
+
+/// Stops a child of ours, and returns when all its threads rest: until then they may still act.
+pub(super) fn freeze(child: Pid) {
+    kill_process(child, Signal::STOP).unwrap();
+    let how = WaitIdOptions::STOPPED | WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
+    waitid(WaitId::Pid(child), how).unwrap();
 }
 
 /// Kills a process, stopped or not, when this one ends without having done so.

@@ -18,6 +18,7 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 use tempfile::TempDir;
 
 use super::cli::{Cli, Monitor};
+use super::process;
 use super::resp::{self, Reply};
 
 /// A `redis-server` on a port of its own. Dropping it kills it.
@@ -103,9 +104,8 @@ impl Server {
 
     /// Freezes the server (SIGSTOP): connections stay open, nothing is answered. Its clock goes on.
     pub fn stop(&self) {
-        self.inner.with(|running| running.signal(Signal::STOP));
-        // The signal is sent; only when the process rests is it certain that nothing more is done.
-        self.inner.with(Running::wait_until_stopped);
+        self.inner
+            .with(|running| process::freeze(running.process()));
     }
 
     /// Lets a frozen server go on (SIGCONT).
@@ -221,8 +221,10 @@ enum Folder {
 }
 
 /// The watcher is forked before the shell becomes the server, so `$$` is the server and there is
-/// no moment in which a server has no watcher.
+/// no moment in which a server has no watcher. When the parent of a stopped group dies, the kernel
+/// sends SIGHUP to all in it: the watcher must outlive that (a server ignores it anyway).
 const WATCHED: &str = r#"
+trap '' HUP
 dir=$1; shift
 exec 3<&0
 ( read -r keep <&3 || keep=
@@ -281,11 +283,6 @@ impl Running {
         // NOWAIT: the process stays a zombie, and its id its own.
         let how = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
         waitid(WaitId::Pid(self.process()), how).unwrap().is_some()
-    }
-
-    fn wait_until_stopped(&self) {
-        let how = WaitIdOptions::STOPPED | WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
-        waitid(WaitId::Pid(self.process()), how).unwrap();
     }
 
     /// Has the watcher kill the server, and reaps it.
