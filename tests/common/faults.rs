@@ -550,6 +550,14 @@ fn listen_on(port: u16) -> io::Result<TcpListener> {
     socket.listen(1024)
 }
 
+/// A process that is being started elsewhere in the test binary has a copy of the listening socket
+/// for a moment, between its fork and its exec.
+async fn until_refused(port: u16) {
+    while TcpStream::connect(("127.0.0.1", port)).await.is_ok() {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
 /// Runs until the [`Proxy`] is dropped; its connections end with the runtime.
 async fn accept_all(
     shared: Arc<Shared>,
@@ -571,6 +579,7 @@ async fn accept_all(
                 let Some(Listening { on, done }) = order else { return };
                 if !on {
                     listener = None;
+                    until_refused(port).await;
                 } else if listener.is_none() {
                     listener = Some(listen_on(port).expect("the proxy's port was taken"));
                 }
