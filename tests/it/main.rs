@@ -1,0 +1,10 @@
+//! Everything that needs no process of its own: one binary, a module per behaviour.
+#![allow(
+    clippy::disallowed_methods,
+    reason = "tests run by the real clock; only the crate itself takes its time from `Env`"
+)]
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod harness;
