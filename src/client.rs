@@ -396,7 +396,7 @@ impl LockClientBuilder {
             pubsub: config.pubsub,
             ..server
         };
-        let store = RedisStore::connect(server, Arc::clone(&env), client);
+        let store = RedisStore::connect(server, &env, client);
         // Whatever happens to this future from here on, the client ends with its last handle.
         let built = LockClient::start(env, Arc::clone(&store) as Arc<dyn Store>, config, client);
         if !self.lazy {
