@@ -76,7 +76,7 @@ local function take(hash, counter, owner, lease_ms, floor, retention_ms)
   call('HSET', hash, owner, 1)
   local expires = redis.pcall('PEXPIRE', hash, lease_ms)
   if expires ~= 1 then -- a hold without deadline would stay for ever
-    redis.pcall('DEL', hash)
+    redis.pcall('HDEL', hash, owner)
     error(expires.err .. ' (PEXPIRE)', 0)
   end
   return GRANTED, token, lease_ms
