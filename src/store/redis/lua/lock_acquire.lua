@@ -74,10 +74,10 @@ local function take(hash, counter, owner, lease_ms, floor, retention_ms)
   end
   local token = next_token(counter, lease_ms, floor, retention_ms)
   call('HSET', hash, owner, 1)
-  local expires, problem = pcall(call, 'PEXPIRE', hash, lease_ms)
-  if not expires then -- a hold without deadline would stay for ever
-    call('HDEL', hash, owner)
-    error(problem, 0)
+  local expires = redis.pcall('PEXPIRE', hash, lease_ms)
+  if expires ~= 1 then -- a hold without deadline would stay for ever
+    redis.pcall('HDEL', hash, owner)
+    error(expires.err .. ' (PEXPIRE)', 0)
   end
   return GRANTED, token, lease_ms
 end

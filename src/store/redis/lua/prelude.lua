@@ -8,9 +8,10 @@
 -- An op never raises past `answer`: what it raises is its own answer, REFUSED with the text in `a`,
 -- and the ops after it go on. Only a malformed call raises, and it does so before the first write.
 
-local GRANTED, TAKEN, LATE, GONE = 1, 2, 3, 4                 -- token, left; left or -1; -; 0 free, 1 taken
-local HELD, RELEASED, STILL_HELD, RENEWED = 5, 6, 7, 8        -- left; -; left; left
-local REMOVED, NOTHING, REFUSED = 9, 10, 11                   -- -; -; text
+-- Answers, and what `a` and `b` are for each.
+local GRANTED, TAKEN, LATE, GONE = 1, 2, 3, 4 -- token, left; left or -1; -; 0 free or 1 taken
+local HELD, RELEASED, STILL_HELD, RENEWED = 5, 6, 7, 8 -- left; -; left; left
+local REMOVED, NOTHING, REFUSED = 9, 10, 11 -- -; -; text
 
 -- Tokens end 2^40 below what a double counts exactly: room for two weeks of time in µs.
 local TOKEN_END = 2 ^ 53 - 2 ^ 40
@@ -73,7 +74,7 @@ local function gone(hash)
   return GONE, redis.pcall('EXISTS', hash) == 1 and 1
 end
 
--- Moves the deadline of `hash` forward, never back, and gives it one if it has none. What is left then.
+-- Moves the deadline of `hash` forward, never back, and gives it one if it has none. What is left.
 local function lengthen(hash, lease_ms)
   local left = call('PTTL', hash)
   if left >= lease_ms then
@@ -83,7 +84,7 @@ local function lengthen(hash, lease_ms)
   return lease_ms
 end
 
--- Says "try again" to who waits, if nobody holds `hash` now. A message is a hint: it decides nothing.
+-- Says "try again" to who waits, if nobody holds `hash` now. It is a hint and decides nothing.
 local function publish_if_free(hash, channel)
   local how = ARGV[3]
   if how == 'OFF' or redis.pcall('EXISTS', hash) == 1 then

@@ -1,0 +1,270 @@
+//! What the model cannot show: how the scripts meet a server that refuses.
+
+use fred::types::Value;
+
+use super::server::{Redis, Server, text};
+use super::steps::{op, owner};
+use crate::key::KeyScheme;
+use crate::store::redis::script::{self, Publish};
+use crate::store::{Answer, Instead, RefusalKind, TokenRule, Verb};
+
+#[test]
+fn the_server_knows_each_script_by_our_hash() {
+    let server = Server::start();
+    let mut connection = server.connect();
+    for (name, script) in script::all() {
+        let sha = connection.ask(&["SCRIPT", "LOAD", &script.text]).unwrap();
+        assert_eq!(text(&sha), script.sha, "{name}");
+    }
+}
+
+#[test]
+fn the_clock_script_tells_the_servers_time() {
+    let server = Server::start();
+    let mut connection = server.connect();
+    let time = connection.ask(&["TIME"]).unwrap();
+    let Value::Array(parts) = time else {
+        panic!("{time:?}");
+    };
+    let seconds: u64 = text(&parts[0]).parse().unwrap();
+    let reply = connection.eval(script::clock(), &[], &script::clock_args(7));
+    let decoded = script::decode(&reply.unwrap(), &[]).unwrap();
+    assert_eq!(decoded.attempt, 7);
+    assert!((seconds..seconds + 60).contains(&(decoded.server_now_us / 1_000_000)));
+}
+
+#[test]
+fn a_malformed_call_is_an_error_and_leaves_no_key() {
+    let server = Server::start();
+    let mut redis = Redis::new(server.connect());
+    let good = |verb| script::encode(&KeyScheme::Redisson, Publish::Plain, 1, 2, &[op(0, verb)]);
+    for (verb, numbers) in [
+        (acquire(0, 1), vec![1, 3, 4, 5, 6]),
+        (renew(0, 1), vec![1, 3, 4]),
+        (release(0, 1), vec![1, 4]),
+    ] {
+        let (keys, args) = good(verb.clone());
+        for at in numbers {
+            for bad in ["", "x", "-1", "1.5", "nan", "inf", "9007199254740993"] {
+                let mut args = args.clone();
+                bad.clone_into(&mut args[at]);
+                let reply = redis
+                    .connection
+                    .eval(script::script_for(&verb), &keys, &args);
+                assert!(reply.is_err(), "{verb:?} {at} {bad:?}: {reply:?}");
+            }
+        }
+        for (keys, args) in [
+            (vec![], args.clone()),
+            (keys, args[..args.len() - 1].to_vec()),
+        ] {
+            let reply = redis
+                .connection
+                .eval(script::script_for(&verb), &keys, &args);
+            assert!(reply.is_err(), "{verb:?}: {reply:?}");
+        }
+    }
+    assert_eq!(redis.keys(), 0);
+}
+
+#[test]
+fn a_bad_op_answers_for_itself() {
+    let server = Server::start();
+    let mut redis = Redis::new(server.connect());
+    redis.connection.ask(&["SET", "n1", "a string"]).unwrap();
+    redis
+        .connection
+        .ask(&["SET", "redisson_lock_token:{n2}", "many"])
+        .unwrap();
+    let ops: Vec<_> = (0..4).map(|name| op(name, acquire(0, 1))).collect();
+    let answers = redis.submit(&ops);
+    assert!(matches!(answers[0], Answer::Granted { .. }));
+    assert_eq!(refused(&answers[1]), RefusalKind::Conflict);
+    assert_eq!(refused(&answers[2]), RefusalKind::Conflict);
+    assert!(matches!(answers[3], Answer::Granted { .. }));
+    assert_eq!(
+        redis.connection.ask(&["EXISTS", "n2"]),
+        Ok(Value::Integer(0))
+    );
+}
+
+/// Lua prints numbers with 14 digits; a time in µs has 16.
+#[test]
+fn tokens_keep_all_their_digits() {
+    let server = Server::start();
+    let mut redis = Redis::new(server.connect());
+    let key = "redisson_lock_token:{n0}";
+    redis
+        .connection
+        .ask(&["SET", key, "8999999999999998"])
+        .unwrap();
+    let answers = redis.submit(&[op(0, acquire(0, 1))]);
+    let token = 8_999_999_999_999_999;
+    assert!(matches!(answers[0], Answer::Granted { token: t, .. } if t == token));
+    assert_eq!(
+        text(redis.connection.ask(&["GET", key]).unwrap()),
+        token.to_string()
+    );
+    let again = redis.submit(&[op(0, acquire(0, 1))]);
+    assert!(matches!(again[0], Answer::Granted { token: t, .. } if t == token));
+}
+
+#[test]
+fn without_memory_nothing_is_taken_and_holds_go_on() {
+    let server = Server::start();
+    let mut redis = Redis::new(server.connect());
+    redis.submit(&[op(0, acquire(0, 1)), op(0, acquire(0, 2))]);
+    redis
+        .connection
+        .ask(&["CONFIG", "SET", "maxmemory", "1"])
+        .unwrap();
+    let taken = redis.submit(&[op(1, acquire(0, 1)), op(2, acquire(0, 1))]);
+    assert_eq!(refused(&taken[0]), RefusalKind::OutOfMemory);
+    assert_eq!(refused(&taken[1]), RefusalKind::OutOfMemory);
+    let nested = redis.submit(&[op(0, acquire(0, 3))]);
+    assert_eq!(refused(&nested[0]), RefusalKind::OutOfMemory);
+    let inner = redis.submit(&[op(0, release(0, 1))]);
+    assert!(matches!(inner[0], Answer::StillHeld { remaining_ms: 1.. }));
+    let renewed = redis.submit(&[op(0, renew(0, 1))]);
+    assert!(matches!(renewed[0], Answer::Renewed { remaining_ms: 1.. }));
+    assert_eq!(redis.keys(), 2, "the hold and its counter");
+    assert_eq!(redis.submit(&[op(0, release(0, 0))]), [Answer::Released]);
+}
+
+#[test]
+fn a_missing_permission_is_named_and_leaves_nothing_held() {
+    let server = Server::start();
+    let mut admin = server.connect();
+    for forbidden in ["pttl", "get", "set", "hset", "pexpire"] {
+        let rule = format!("-{forbidden}");
+        let rules = [
+            "ACL", "SETUSER", forbidden, "on", "nopass", "~*", "&*", "+@all", &rule,
+        ];
+        admin.ask(&rules).unwrap();
+        let mut redis = Redis::new(server.connect());
+        redis.connection.ask(&["AUTH", forbidden, ""]).unwrap();
+        let answers = redis.submit(&[op(0, acquire(0, 1))]);
+        let Answer::Refused(refusal) = &answers[0] else {
+            panic!("{forbidden}: {answers:?}");
+        };
+        assert_eq!(refusal.kind, RefusalKind::Denied, "{}", refusal.message);
+        assert!(refusal.message.to_lowercase().contains(forbidden));
+        assert_eq!(admin.ask(&["EXISTS", "n0"]), Ok(Value::Integer(0)));
+    }
+}
+
+/// The looks and messages that surround a release decide nothing.
+#[test]
+fn a_release_needs_no_permission_but_its_own() {
+    let server = Server::start();
+    let rules = "+@all -exists -publish -spublish -hset";
+    let mut admin = Redis::new(server.connect());
+    admin.submit(&[op(0, acquire(0, 1))]);
+    let mut setup = vec![
+        "ACL",
+        "SETUSER",
+        "few",
+        "on",
+        "nopass",
+        "~*",
+        "resetchannels",
+    ];
+    setup.extend(rules.split(' '));
+    if admin.connection.ask(&setup).is_err() {
+        setup.retain(|rule| *rule != "-spublish"); // before 7.0
+        admin.connection.ask(&setup).unwrap();
+    }
+    let mut redis = Redis::new(server.connect());
+    redis.connection.ask(&["AUTH", "few", ""]).unwrap();
+    let renewed = redis.submit(&[op(0, renew(0, 2))]);
+    assert!(matches!(renewed[0], Answer::Renewed { .. }), "{renewed:?}");
+    assert_eq!(redis.submit(&[op(0, release(0, 0))]), [Answer::Released]);
+    let gone = [Answer::Gone(Instead::Free)];
+    assert_eq!(redis.submit(&[op(0, release(0, 0))]), gone);
+}
+
+#[test]
+fn a_server_that_takes_no_writes_is_unavailable() {
+    let server = Server::start();
+    let mut redis = Redis::new(server.connect());
+    let min_replicas = ["CONFIG", "SET", "min-replicas-to-write", "1"];
+    redis.connection.ask(&min_replicas).unwrap();
+    let answers = redis.submit(&[op(0, acquire(0, 1))]);
+    assert_eq!(refused(&answers[0]), RefusalKind::Unavailable);
+    let min_replicas = ["CONFIG", "SET", "min-replicas-to-write", "0"];
+    redis.connection.ask(&min_replicas).unwrap();
+    redis
+        .connection
+        .ask(&["REPLICAOF", "127.0.0.1", "1"])
+        .unwrap();
+    let answers = redis.submit(&[op(0, acquire(0, 1))]);
+    assert_eq!(refused(&answers[0]), RefusalKind::Unavailable);
+}
+
+#[test]
+fn who_waits_is_told_when_the_lock_is_free_and_only_then() {
+    let server = Server::start();
+    let mut redis = Redis::new(server.connect());
+    let mut waiter = server.connect();
+    waiter
+        .ask(&["SUBSCRIBE", "redisson_lock__channel:{n0}"])
+        .unwrap();
+    let told = ["message", "redisson_lock__channel:{n0}", "0"];
+    for last in [
+        release(0, 0),
+        Verb::ForceRelease {
+            owner: owner(0).to_string(),
+        },
+    ] {
+        redis.submit(&[op(0, acquire(0, 1)), op(0, acquire(0, 2))]);
+        redis.submit(&[op(0, release(0, 1)), op(0, release(1, 0))]);
+        redis
+            .connection
+            .ask(&["PUBLISH", told[1], "not yet"])
+            .unwrap();
+        redis.submit(&[op(0, last)]);
+        let Ok(Value::Array(first)) = waiter.read() else {
+            panic!("no message");
+        };
+        assert_eq!(text(&first[2]), "not yet");
+        let Ok(Value::Array(message)) = waiter.read() else {
+            panic!("no message");
+        };
+        assert_eq!(message.iter().map(text).collect::<Vec<_>>(), told);
+    }
+}
+
+fn acquire(id: u64, count: u32) -> Verb {
+    Verb::Acquire {
+        owner: owner(id),
+        count,
+        lease_ms: 60_000,
+        token: TokenRule {
+            floor: 0,
+            retention_ms: Some(3_600_000),
+        },
+    }
+}
+
+fn release(id: u64, count: u32) -> Verb {
+    Verb::Release {
+        owner: owner(id),
+        count,
+        also: None,
+    }
+}
+
+fn renew(id: u64, count: u32) -> Verb {
+    Verb::Renew {
+        owner: owner(id),
+        count,
+        lease_ms: 60_000,
+    }
+}
+
+fn refused(answer: &Answer) -> RefusalKind {
+    match answer {
+        Answer::Refused(refusal) => refusal.kind,
+        other => panic!("{other:?} for a refusal"),
+    }
+}

@@ -1,0 +1,229 @@
+//! What can happen in a random sequence: calls of ours, time, and writes of others.
+
+use proptest::prelude::*;
+use proptest::sample::select;
+use uuid::Uuid;
+
+use super::server::Connection;
+use super::{EPOCH_US, NAMES, name_of};
+use crate::key::KeyScheme;
+use crate::store::memory::{self, State};
+use crate::store::{Op, OwnerId, TokenRule, Verb};
+
+/// A step of a random sequence.
+#[derive(Clone, Debug)]
+pub(super) enum Step {
+    /// One call, and when its deadline is, seen from its arrival.
+    Call { ops: Vec<Op>, ends_in_us: i64 },
+    /// The call before it once more.
+    Again { ends_in_us: i64 },
+    /// Time goes by.
+    Wait { ms: u64 },
+    /// Somebody else writes.
+    Foreign { name: usize, what: Foreign },
+}
+
+/// What others may do to our keys.
+#[derive(Clone, Debug)]
+pub(super) enum Foreign {
+    String,
+    Hash {
+        fields: Vec<(String, &'static str)>,
+        ttl_ms: Option<u64>,
+    },
+    Delete,
+    Persist,
+    Counter(&'static str),
+    CounterOfOtherType,
+    DeleteCounter,
+    PersistCounter,
+}
+
+pub(super) fn any_step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        12 => (any_ops(), ends()).prop_map(|(ops, ends_in_us)| Step::Call { ops, ends_in_us }),
+        2 => ends().prop_map(|ends_in_us| Step::Again { ends_in_us }),
+        2 => (1..400_000_u64).prop_map(|ms| Step::Wait { ms }),
+        2 => (0..NAMES, any_foreign()).prop_map(|(name, what)| Step::Foreign { name, what }),
+    ]
+}
+
+/// Deadlines: mostly ahead, some just reached, some just past.
+fn ends() -> impl Strategy<Value = i64> {
+    prop_oneof![8 => Just(1_000_000), 1 => Just(0), 1 => Just(-1)]
+}
+
+/// One to four ops of one verb.
+fn any_ops() -> impl Strategy<Value = Vec<Op>> {
+    let list = |verb: BoxedStrategy<Verb>| {
+        prop::collection::vec(
+            (0..NAMES, verb).prop_map(|(name, verb)| op(name, verb)),
+            1..5,
+        )
+    };
+    let counts = || prop_oneof![4 => Just(1_u32), 2 => 2..5_u32];
+    let leases = || select(vec![60_000_u64, 120_000, 300_000]);
+    let floors = || select(vec![0, 5, EPOCH_US + 7_000_000, TOKEN_END - 5_000_000_000]);
+    let retentions = || select(vec![None, Some(1_000_u64), Some(200_000), Some(3_600_000)]);
+    let acquire = (0..OWNERS, counts(), leases(), floors(), retentions());
+    let acquire = acquire.prop_map(|(id, count, lease_ms, floor, retention_ms)| Verb::Acquire {
+        owner: owner(id),
+        count,
+        lease_ms,
+        token: TokenRule {
+            floor,
+            retention_ms,
+        },
+    });
+    let release = (0..OWNERS, 0..4_u32, prop::option::of(0..OWNERS));
+    let release = release.prop_map(|(id, count, also)| Verb::Release {
+        owner: owner(id),
+        count,
+        also: also.map(owner),
+    });
+    let renew = (0..OWNERS, counts(), leases()).prop_map(|(id, count, lease_ms)| Verb::Renew {
+        owner: owner(id),
+        count,
+        lease_ms,
+    });
+    let force = prop_oneof![
+        (0..OWNERS).prop_map(|id| owner(id).to_string()),
+        Just(java())
+    ];
+    let force = force.prop_map(|owner| Verb::ForceRelease { owner });
+    prop_oneof![
+        4 => list(acquire.boxed()),
+        3 => list(release.boxed()),
+        2 => list(renew.boxed()),
+        1 => list(force.boxed()),
+    ]
+}
+
+fn any_foreign() -> impl Strategy<Value = Foreign> {
+    let field = (
+        prop_oneof![
+            4 => Just(java()),
+            4 => (0..OWNERS).prop_map(|id| owner(id).to_string()),
+            1 => select(vec!["mode", "x", ":1", "a:", "a:-", "a:1x", "b:c:9", "x:--1"])
+                .prop_map(str::to_owned),
+        ],
+        prop_oneof![
+            4 => Just("1"),
+            1 => select(vec!["2", "0", "-1", "01", "1.0", "read", "", "99999999999999999999"]),
+        ],
+    );
+    // Around the size up to which a hash is looked through, with a field that is not ours.
+    let crowd = (14..19_usize).prop_map(|size| {
+        let owners = (1..size).map(|thread| (format!("crowd:{thread}"), "1"));
+        owners.chain([("mode".to_owned(), "read")]).collect()
+    });
+    let fields = prop_oneof![4 => prop::collection::vec(field, 1..3), 1 => crowd];
+    let counters = select(vec![
+        "0",
+        "12",
+        "007",
+        "-3",
+        "abc",
+        "",
+        " 5",
+        "1e5",
+        "0x10",
+        "12.0",
+        "1700000500000000",
+        "9006099743113214",
+        "9006099743113215",
+        "9006099743113216",
+        "9007199254740993",
+        "99999999999999999999999999",
+    ]);
+    prop_oneof![
+        1 => Just(Foreign::String),
+        3 => (fields, prop::option::of(10_000..100_000_u64))
+            .prop_map(|(fields, ttl_ms)| Foreign::Hash { fields, ttl_ms }),
+        2 => Just(Foreign::Delete),
+        2 => Just(Foreign::Persist),
+        3 => counters.prop_map(Foreign::Counter),
+        1 => Just(Foreign::CounterOfOtherType),
+        2 => Just(Foreign::DeleteCounter),
+        1 => Just(Foreign::PersistCounter),
+    ]
+}
+
+impl Foreign {
+    pub(super) fn put_in_model(&self, state: &mut State, name: usize, now_us: u64) {
+        let name = name_of(name);
+        match self {
+            Self::String => state.put(&name, memory::Value::Other, None),
+            Self::Hash { fields, ttl_ms } => {
+                let fields = fields
+                    .iter()
+                    .map(|(field, value)| (field.clone(), (*value).to_owned()))
+                    .collect();
+                let expires_ms = ttl_ms.map(|ms| now_us / 1000 + ms);
+                state.put(&name, memory::Value::Hash(fields), expires_ms);
+            }
+            Self::Delete => state.delete(&name),
+            Self::Persist => {
+                if let Some(key) = state.key(&name, now_us).cloned() {
+                    state.put(&name, key.value, None);
+                }
+            }
+            Self::Counter(text) => state.put_counter(&name, (*text).to_owned(), None),
+            Self::CounterOfOtherType => state.put_counter(&name, "a list".to_owned(), None),
+            Self::DeleteCounter => state.delete_counter(&name),
+            Self::PersistCounter => {
+                if let Some(counter) = state.counter(&name, now_us).cloned() {
+                    state.put_counter(&name, counter.text, None);
+                }
+            }
+        }
+    }
+
+    pub(super) fn put_in_redis(&self, connection: &mut Connection, name: usize) {
+        let key = &*name_of(name);
+        let counter = KeyScheme::Redisson.token(key);
+        match self {
+            Self::String => connection.send(&["SET", key, "a string"]),
+            Self::Hash { fields, ttl_ms } => {
+                connection.ask(&["DEL", key]).unwrap();
+                for (field, value) in fields {
+                    connection.ask(&["HSET", key, field, value]).unwrap();
+                }
+                match ttl_ms {
+                    Some(ms) => connection.send(&["PEXPIRE", key, &ms.to_string()]),
+                    None => connection.send(&["PING"]),
+                }
+            }
+            Self::Delete => connection.send(&["DEL", key]),
+            Self::Persist => connection.send(&["PERSIST", key]),
+            Self::Counter(text) => connection.send(&["SET", &counter, text]),
+            Self::CounterOfOtherType => {
+                connection.ask(&["DEL", &counter]).unwrap();
+                connection.send(&["RPUSH", &counter, "x"]);
+            }
+            Self::DeleteCounter => connection.send(&["DEL", &counter]),
+            Self::PersistCounter => connection.send(&["PERSIST", &counter]),
+        }
+        connection.read().unwrap();
+    }
+}
+
+pub(super) fn op(name: usize, verb: Verb) -> Op {
+    Op {
+        name: name_of(name),
+        verb,
+    }
+}
+
+pub(super) fn owner(id: u64) -> OwnerId {
+    OwnerId::new(Uuid::from_u128(0xabc), id << 1)
+}
+
+/// The owner id of a Java thread, with a number that only Java gives.
+fn java() -> String {
+    "b983c153-7421-469a-addb-44fb92259a1b:-9223372036854775808".to_owned()
+}
+
+const OWNERS: u64 = 3;
+
+const TOKEN_END: u64 = (1 << 53) - (1 << 40);
