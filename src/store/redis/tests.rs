@@ -50,6 +50,36 @@ mod server {
             server
         }
 
+        /// A Sentinel that watches the server at `port` under the name `main`.
+        pub(super) fn sentinel(port: u16) -> Self {
+            let own = free_port();
+            let dir = tempfile::tempdir().unwrap();
+            let file = dir.path().join("sentinel.conf");
+            let text = format!(
+                "port {own}\nbind 127.0.0.1\ndir {}\n\
+                 sentinel monitor main 127.0.0.1 {port} 1\n\
+                 sentinel down-after-milliseconds main 500\n\
+                 sentinel failover-timeout main 2000\n",
+                dir.path().display()
+            );
+            std::fs::write(&file, text).unwrap();
+            let child = Command::new(binary())
+                .arg(&file)
+                .arg("--sentinel")
+                .stdout(Stdio::null())
+                .stderr(Stdio::null())
+                .spawn()
+                .unwrap();
+            let server = Self {
+                port: own,
+                child,
+                dir,
+                args: Vec::new(),
+            };
+            server.wait_ready();
+            server
+        }
+
         fn wait_ready(&self) {
             let start = StdInstant::now();
             while StdStream::connect(("127.0.0.1", self.port)).is_err() {
@@ -123,9 +153,12 @@ mod server {
         listener.local_addr().unwrap().port()
     }
 
+    fn binary() -> String {
+        std::env::var("LEASEHOLD_REDIS_SERVER").unwrap_or_else(|_| "redis-server".into())
+    }
+
     fn spawn(port: u16, dir: &std::path::Path, args: &[String]) -> Child {
-        let binary = std::env::var("LEASEHOLD_REDIS_SERVER").unwrap_or("redis-server".into());
-        Command::new(binary)
+        Command::new(binary())
             .args(["--port", &port.to_string(), "--bind", "127.0.0.1"])
             .args(["--save", "", "--enable-debug-command", "yes"])
             .arg("--dir")
@@ -1110,6 +1143,89 @@ async fn commands_killed_every_20_ms_leave_no_double_work() {
     };
     tokio::join!(killer, worker);
     assert!(answered > 20, "{answered}");
-    up_within(&store, SECOND).await;
+    // The last kill may not have been noticed yet.
+    let start = Instant::now();
+    while let Err(failure) = store.submit(call(acquire("after"), 500)).await {
+        assert!(start.elapsed() < SECOND, "{failure:?}");
+    }
+}
+
+/// A primary, its replica and a Sentinel that takes the primary for dead after half a second.
+struct Watched {
+    primary: Server,
+    replica: Server,
+    sentinel: Server,
+}
+
+impl Watched {
+    fn start() -> Self {
+        let primary = Server::start();
+        let port = primary.port.to_string();
+        let replica = Server::with(&["--replicaof", "127.0.0.1", &port]);
+        let sentinel = Server::sentinel(primary.port);
+        let start = StdInstant::now();
+        while !sentinel.cli("SENTINEL REPLICAS main").contains("ip")
+            || !replica
+                .cli("INFO replication")
+                .contains("master_link_status:up")
+        {
+            assert!(start.elapsed() < 15 * SECOND, "replica not seen");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        Self {
+            primary,
+            replica,
+            sentinel,
+        }
+    }
+
+    fn config(&self) -> RedisConfig {
+        let port = self.sentinel.port;
+        let url = format!("redis-sentinel://127.0.0.1:{port}?sentinelServiceName=main");
+        RedisConfig::from_url(&url).unwrap()
+    }
+}
+
+#[tokio::test]
+async fn sentinel_leads_to_the_new_primary_with_commands_and_messages() {
+    let mut watched = Watched::start();
+    let store = connected(watched.config()).await;
     warm_up(&store).await;
+    let subscription = store.subscribe(&"job".into());
+    assert_eq!(settles(&subscription, SECOND).await, Listening::Live);
+    watched.primary.kill();
+    let start = Instant::now();
+    loop {
+        let result = store.submit(call(acquire("job"), 500)).await;
+        match result.map(|reply| reply.answers) {
+            Ok(answers)
+                if matches!(answers[..], [Answer::Granted { .. } | Answer::Taken { .. }]) =>
+            {
+                break;
+            }
+            _ => sleep(Duration::from_millis(20)).await,
+        }
+        assert!(start.elapsed() < 10 * SECOND, "no new primary");
+    }
+    assert_eq!(watched.replica.cli("EXISTS job"), "1");
+    live_within(&subscription, 2 * SECOND).await;
+    assert_eq!(watched.replica.listeners("job"), "1");
+}
+
+#[tokio::test]
+async fn url_of_a_sentinel_as_if_it_were_a_server_is_refused() {
+    let server = Server::start();
+    let sentinel = Server::sentinel(server.port);
+    let store = store_of(config(sentinel.port));
+    let failure = store.first_connect(Instant::now() + 5 * SECOND).await;
+    match failure {
+        Err(ConnectFailure::Refused(refusal)) => {
+            assert!(
+                refusal.message.contains("redis-sentinel://"),
+                "{}",
+                refusal.message
+            );
+        }
+        other => panic!("{other:?}"),
+    }
 }

@@ -201,7 +201,7 @@ impl Hub {
         }
     }
 
-    /// Subscribes to all of `batch`; where the server refuses, to the halves of it, until it is known
+    /// Subscribes to all of `batch`; where the server refuses, to parts of it, until it is known
     /// which channels it will not have.
     async fn subscribe(
         &mut self,
@@ -228,13 +228,20 @@ impl Hub {
                 return Err(Cause::new(words));
             }
             if batch.len() > 1 {
-                let second = batch.split_off(batch.len() / 2);
-                rest.push(second);
+                // By turns, not by halves: the first ones tried alone are then from all over the
+                // batch, and say something about the rest.
+                let mut turn = 0;
+                let even;
+                (even, batch) = batch.into_iter().partition(|_| {
+                    turn += 1;
+                    turn % 2 == 1
+                });
                 rest.push(batch);
+                rest.push(even);
                 continue;
             }
             refusals += 1;
-            if live.is_empty() && refusals == HOPELESS_AFTER {
+            if live.is_empty() && refusals == HOPELESS_AFTER && !session.sharded() {
                 self.refuse_all(&words);
                 return Err(Cause::new(words));
             }
@@ -363,7 +370,7 @@ impl Session {
     async fn confirm(&self) -> Result<Option<String>, Cause> {
         let env = &*self.shared.env;
         let mut refused = None;
-        for _ in 0..OUT_OF_STEP {
+        for round in 0..OUT_OF_STEP {
             let token = format!("leasehold-{}", self.tokens.fetch_add(1, Ordering::Relaxed));
             let deadline = later(env.now(), self.shared.config.command_timeout);
             match ask(
@@ -376,7 +383,11 @@ impl Session {
             .await
             {
                 Ok(reply) if echoes(&reply, &token) => return Ok(refused),
-                Ok(_) => {}
+                // One reply behind. It has to come while no `PING` waits, or we stay behind.
+                Ok(_) => {
+                    let pause = later(env.now(), ONE_BEHIND * (1 << round));
+                    env.sleep_until(pause).await;
+                }
                 Err(Fault::Server(words)) => {
                     // No `PING` will ever prove anything.
                     if concerns_command(&words) && words.contains("'ping'") {
@@ -469,6 +480,9 @@ const PING_INTERVAL: Duration = Duration::from_millis(1500);
 
 /// `PING`s in a row that may come back with another's token.
 const OUT_OF_STEP: usize = 8;
+
+/// First wait for a reply that is one behind; then doubled.
+const ONE_BEHIND: Duration = Duration::from_millis(1);
 
 /// Refusals in a row, and nothing else, after which no more channels are tried.
 const HOPELESS_AFTER: usize = 8;
