@@ -14,7 +14,7 @@ pub(crate) const DEFAULT_LEASE: Duration = Duration::from_secs(30);
 pub(crate) const MIN_LEASE: Duration = Duration::from_millis(100);
 
 /// Longest lease, one year: anything longer is a mistake in the unit.
-pub(crate) const MAX_LEASE: Duration = Duration::from_secs(365 * 24 * 3600);
+pub(crate) const MAX_LEASE: Duration = Duration::from_hours(365 * 24);
 
 /// Longest time to wait for the answer to one request; see [`command_timeout_for`].
 pub(crate) const DEFAULT_COMMAND_TIMEOUT: Duration = Duration::from_secs(1);
@@ -24,7 +24,7 @@ pub(crate) const DEFAULT_CONNECT_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// How long a token counter outlives its last use: long enough for a short step back of the server's
 /// clock, which is all it is needed for.
-pub(crate) const DEFAULT_TOKEN_RETENTION: Duration = Duration::from_secs(3600);
+pub(crate) const DEFAULT_TOKEN_RETENTION: Duration = Duration::from_hours(1);
 
 /// Longest sleep of a waiter that trusts in messages; bounds what a lost message can cost.
 pub(crate) const WAKE_CAP: Duration = Duration::from_secs(2);
@@ -103,12 +103,12 @@ impl Config {
         if self.connect_timeout.is_zero() {
             return Err(Error::config("a connect timeout is above zero"));
         }
-        if let Some(retention) = self.token_retention {
-            if retention > MAX_LEASE {
-                return Err(Error::config(
-                    "token retention is at most one year; `None` is for ever",
-                ));
-            }
+        if let Some(retention) = self.token_retention
+            && retention > MAX_LEASE
+        {
+            return Err(Error::config(
+                "token retention is at most one year; `None` is for ever",
+            ));
         }
         self.scheme.validate()
     }
@@ -137,7 +137,7 @@ pub(crate) fn validate_lease(what: &str, lease: Duration) -> Result<(), Error> {
             "{what} is between {MIN_LEASE:?} and one year, not {lease:?}"
         )));
     }
-    if lease.subsec_nanos() % 1_000_000 != 0 {
+    if !lease.subsec_nanos().is_multiple_of(1_000_000) {
         return Err(Error::config(format!(
             "{what} is in whole milliseconds, not {lease:?}"
         )));

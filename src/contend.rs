@@ -120,16 +120,6 @@ impl Queues {
             line.try_now();
         }
     }
-
-    /// Waiters standing in all lines.
-    #[cfg(test)]
-    pub(crate) fn waiters(&self) -> usize {
-        self.by_name
-            .lock()
-            .values()
-            .map(|line| line.state.lock().waiters.len())
-            .sum()
-    }
 }
 
 impl fmt::Debug for Queues {
@@ -217,6 +207,9 @@ enum Next {
     Again,
 }
 
+/// A hold that is held from now on, and its first level.
+pub(crate) type Claimed = (Arc<Hold>, u32);
+
 /// A waiter's place in line, held by the caller's future. Dropping it leaves the line.
 pub(crate) struct Ticket {
     line: Arc<Line>,
@@ -230,7 +223,7 @@ impl Ticket {
     pub(crate) fn poll_claim(
         &mut self,
         cx: &mut Context<'_>,
-    ) -> Poll<Result<Option<(Arc<Hold>, u32)>, Error>> {
+    ) -> Poll<Result<Option<Claimed>, Error>> {
         let mut state = self.waiter.state.lock();
         match std::mem::replace(&mut state.phase, WaitPhase::Waiting) {
             WaitPhase::Offered(hold, appointment) => {

@@ -241,9 +241,9 @@ impl State {
 
     fn enqueue(&mut self, job: Job) {
         if job.is_acquire() {
-            self.acquires.push_back(job)
+            self.acquires.push_back(job);
         } else {
-            self.urgent.push_back(job)
+            self.urgent.push_back(job);
         }
     }
 
@@ -295,10 +295,10 @@ impl Dispatcher {
                 }
                 state.lanes.insert(owner, VecDeque::new());
             }
-            if let Some(owner) = job.ends() {
-                if let Some(lane) = state.lanes.get_mut(&owner) {
-                    overtaken = std::mem::take(lane);
-                }
+            if let Some(owner) = job.ends()
+                && let Some(lane) = state.lanes.get_mut(&owner)
+            {
+                overtaken = std::mem::take(lane);
             }
             state.enqueue(job);
         }
@@ -499,15 +499,16 @@ impl Dispatcher {
             open_until_us: job.progress.open_until_us,
         }));
         // Not conclusive: a copy of the acquisition may still run after this. Once more, past it.
-        if let Some(open) = sit_out {
-            if now < job.give_up && server_now_us > 0 {
-                let wait = Duration::from_micros(open - server_now_us) + Duration::from_millis(1);
-                let mut state = self.state.lock();
-                if !state.ended {
-                    state.delay(later(now, wait), job);
-                    drop(state);
-                    self.work.notify_one();
-                }
+        if let Some(open) = sit_out
+            && now < job.give_up
+            && server_now_us > 0
+        {
+            let wait = Duration::from_micros(open - server_now_us) + Duration::from_millis(1);
+            let mut state = self.state.lock();
+            if !state.ended {
+                state.delay(later(now, wait), job);
+                drop(state);
+                self.work.notify_one();
             }
         }
     }
@@ -594,9 +595,9 @@ fn take_batch(
         // A final release is sent at least once, however late it comes up.
         let over = now >= job.give_up && job.ends().is_none();
         if over || !job.wanted() {
-            dropped.push(job)
+            dropped.push(job);
         } else {
-            batch.push(job)
+            batch.push(job);
         }
     }
 }

@@ -17,6 +17,7 @@ use crate::dispatch::Dispatcher;
 use crate::env::{SharedEnv, later};
 use crate::error::Error;
 use crate::guard::LossReason;
+use crate::observe;
 use crate::store::{OwnerId, Store, TokenRule};
 use crate::watchdog::Watchdog;
 
@@ -66,7 +67,11 @@ impl Engine {
         };
         engine.env.spawn(Box::pin(async move {
             let engine = &running.engine;
-            tokio::join!(engine.dispatcher.run(), engine.watchdog.run(engine));
+            tokio::join!(
+                engine.dispatcher.run(),
+                engine.watchdog.run(engine),
+                observe::connection(engine),
+            );
             engine.retract().await;
         }));
         engine
@@ -84,7 +89,7 @@ impl Engine {
     /// The name as it may appear in an event.
     pub(crate) fn loggable(&self, name: &str) -> String {
         if self.config.digest_names {
-            crate::observe::digest(name)
+            observe::digest(name)
         } else {
             name.to_owned()
         }

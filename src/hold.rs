@@ -469,7 +469,7 @@ impl Hold {
         state.appointment = Some(self.engine.watchdog.reschedule(old, at, who));
     }
 
-    fn renewal_done(self: &Arc<Self>, outcome: Outcome) {
+    fn renewal_done(self: &Arc<Self>, outcome: &Outcome) {
         match outcome {
             Outcome::Answered(Answered {
                 answer: Answer::Renewed { remaining_ms },
@@ -483,11 +483,11 @@ impl Hold {
                         return;
                     }
                     if now < state.term.deadline {
-                        state.term = state.term.max(Term::confirmed(sent, remaining_ms));
+                        state.term = state.term.max(Term::confirmed(*sent, *remaining_ms));
                     }
                     state.renewing = false;
                     state.late_at = None;
-                    state.renew_at = state.renewed_lease().map(|lease| later(sent, lease / 3));
+                    state.renew_at = state.renewed_lease().map(|lease| later(*sent, lease / 3));
                     self.make_appointment(&mut state);
                     std::mem::take(&mut state.told_late).then_some(state.term.end)
                 };
@@ -499,7 +499,7 @@ impl Hold {
                 answer: Answer::Gone(instead),
                 ..
             }) => {
-                self.lose(LossReason::from(instead));
+                self.lose(LossReason::from(*instead));
             }
             // No answer is never "no": again, until the deadline decides.
             Outcome::Answered(_)
@@ -665,7 +665,7 @@ impl Requester for Renewal {
     }
 
     fn done(self: Box<Self>, outcome: Outcome) {
-        self.hold.renewal_done(outcome);
+        self.hold.renewal_done(&outcome);
     }
 }
 

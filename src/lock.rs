@@ -9,7 +9,7 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use crate::config::validate_lease;
-use crate::contend::Wish;
+use crate::contend::{Claimed, Wish};
 use crate::context::{Flow, Place};
 use crate::dispatch::{Answered, Failure, Outcome};
 use crate::engine::{Engine, Handle};
@@ -295,13 +295,8 @@ impl Lock {
     }
 
     /// The first level of a hold: in line with everybody else.
-    async fn first(
-        &self,
-        terms: &Terms,
-        budget: Budget,
-    ) -> Result<Option<(Arc<Hold>, u32)>, Error> {
+    async fn first(&self, terms: &Terms, budget: Budget) -> Result<Option<Claimed>, Error> {
         let engine = self.engine();
-        let started = engine.now();
         let wish = Wish {
             terms: *terms,
             once: matches!(budget, Budget::Once),
@@ -331,10 +326,7 @@ impl Lock {
         let claim = poll_fn(|cx| ticket.poll_claim(cx));
         match self.within(budget, claim).await? {
             Some(claimed) => claimed,
-            None => {
-                let _ = started;
-                Err(ticket.out_of_time())
-            }
+            None => Err(ticket.out_of_time()),
         }
     }
 

@@ -1,5 +1,13 @@
 //! What leaves the process: events, and names and owners in a form that may be logged.
 
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::engine::Engine;
+use crate::guard::LossReason;
+use crate::store::{Health, OwnerId};
+
 /// Eight hexadecimal digits that stand for `text`: enough to tell two apart, useless to forge one.
 pub(crate) fn digest(text: &str) -> String {
     // FNV-1a, folded: a fixed function, so that one owner has one digest in all processes.
@@ -10,14 +18,6 @@ pub(crate) fn digest(text: &str) -> String {
     }
     format!("{:08x}", (hash >> 32) ^ (hash & 0xffff_ffff))
 }
-
-use std::time::Duration;
-
-use tokio::time::Instant;
-
-use crate::engine::Engine;
-use crate::guard::LossReason;
-use crate::store::OwnerId;
 
 fn remaining(engine: &Engine, end: Instant) -> u64 {
     crate::config::millis(end.saturating_duration_since(engine.now()))
@@ -90,4 +90,39 @@ pub(crate) fn waiting_on_own_client(
         held_for_ms,
         "waiting for a lock that this same client holds: pass its context to re-enter"
     );
+}
+
+/// Tells of the connection's changes until the client stops: one event each.
+pub(crate) async fn connection(engine: &Engine) {
+    let mut health = engine.store.health();
+    let mut was_up = false;
+    loop {
+        let now = health.borrow_and_update().clone();
+        match now {
+            Health::Up { generation } if !was_up => {
+                was_up = true;
+                if generation > 1 {
+                    tracing::info!(connection = generation, "reconnected to the server");
+                }
+            }
+            Health::Up { generation } => {
+                tracing::info!(connection = generation, "reconnected to the server");
+            }
+            Health::Down { why, .. } if was_up => {
+                was_up = false;
+                tracing::warn!(%why, "connection to the server lost");
+            }
+            Health::Connecting | Health::Down { .. } => {}
+            Health::Closed => return,
+        }
+        tokio::select! {
+            biased;
+            () = engine.stopped.cancelled() => return,
+            changed = health.changed() => {
+                if changed.is_err() {
+                    return;
+                }
+            }
+        }
+    }
 }

@@ -59,6 +59,7 @@ impl MemoryStore {
     }
 
     /// The handle of another client on the same store. Both run on one clock.
+    #[cfg(test)]
     pub(crate) fn another(&self, client: Uuid) -> Self {
         Self::join(Arc::clone(&self.shared), Arc::clone(&self.env), client)
     }

@@ -16,7 +16,6 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use fred::clients::Client;
 use fred::interfaces::ClientLike;
 use fred::types::Value;
 use fred::types::config::Config as FredConfig;
@@ -68,12 +67,6 @@ impl RedisConfig {
     /// The server of `url`; see [`parse_url`].
     pub(crate) fn from_url(url: &str) -> Result<Self, Error> {
         Self::new(parse_url(url)?)
-    }
-
-    /// The server of a fred client of the user's, of which only the configuration is read: its
-    /// connections, retries and timeouts are its own and stay untouched.
-    pub(crate) fn from_client(client: &Client) -> Result<Self, Error> {
-        Self::new(client.client_config())
     }
 }
 

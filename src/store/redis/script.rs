@@ -52,6 +52,7 @@ pub(crate) fn clock() -> &'static Script {
 }
 
 /// All scripts by file name, for loading them ahead and for tests.
+#[cfg(test)]
 pub(crate) fn all() -> [(&'static str, &'static Script); 5] {
     [
         ("lock_acquire", &SCRIPTS.acquire),

@@ -1106,7 +1106,7 @@ async fn client_of_the_user_is_left_alone() {
     let url = format!("redis://127.0.0.1:{}/0", server.port);
     let theirs = Client::new(FredConfig::from_url(&url).unwrap(), None, None, None);
     theirs.init().await.unwrap();
-    let store = connected(RedisConfig::from_client(&theirs).unwrap()).await;
+    let store = connected(RedisConfig::new(theirs.client_config()).unwrap()).await;
     warm_up(&store).await;
     store.close();
     drop(store);
