@@ -36,18 +36,24 @@ mod server {
         }
 
         pub(super) fn with(args: &[&str]) -> Self {
-            let port = free_port();
-            let dir = tempfile::tempdir().unwrap();
             let args: Vec<String> = args.iter().map(|arg| (*arg).to_owned()).collect();
-            let child = spawn(port, dir.path(), &args);
-            let server = Self {
-                port,
-                child,
-                dir,
-                args,
-            };
-            server.wait_ready();
-            server
+            loop {
+                let port = free_port();
+                let dir = tempfile::tempdir().unwrap();
+                let child = spawn(port, dir.path(), &args);
+                let mut server = Self {
+                    port,
+                    child,
+                    dir,
+                    args: args.clone(),
+                };
+                server.wait_ready();
+                // Another process may have been quicker to take the port: then ours has ended.
+                std::thread::sleep(Duration::from_millis(20));
+                if server.child.try_wait().unwrap().is_none() {
+                    return server;
+                }
+            }
         }
 
         /// A Sentinel that watches the server at `port` under the name `main`.
