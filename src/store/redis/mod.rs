@@ -16,7 +16,6 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use fred::interfaces::ClientLike;
 use fred::types::Value;
 use fred::types::config::Config as FredConfig;
 use futures_util::future::join4;

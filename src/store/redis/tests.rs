@@ -15,6 +15,9 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{sleep, timeout};
 
+use fred::clients::Client;
+use fred::interfaces::ClientLike as _;
+
 use super::*;
 use crate::env::RealEnv;
 use crate::store::{Answer, Instead, Op, OwnerId, TokenRule, Verb};
