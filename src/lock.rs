@@ -318,13 +318,8 @@ impl Lock {
         let Some(mut ticket) = engine.queues.join(engine, &self.name, wish, permit) else {
             return Ok(None);
         };
-        // The attempt itself is given up in time; this is for a client whose background stands still.
-        let budget = match self.at_most_once(budget, terms) {
-            Budget::Until(end) if wish.once => Budget::Until(later(end, terms.lease / 12)),
-            other => other,
-        };
         let claim = poll_fn(|cx| ticket.poll_claim(cx));
-        match self.within(budget, claim).await? {
+        match self.within(self.at_most_once(budget, terms), claim).await? {
             Some(claimed) => claimed,
             None => Err(ticket.out_of_time()),
         }

@@ -428,7 +428,7 @@ async fn keep_connected(shared: &Arc<Shared>) {
         match open_link(shared, generation + 1).await {
             Ok((link, mut connection)) => {
                 generation += 1;
-                tracing::info!(generation, "connected to the server");
+                tracing::debug!(generation, "connected");
                 let link = OverOnDrop(Arc::new(link));
                 shared.set(State::Up(Arc::clone(&link.0)));
                 let why = tokio::select! {
@@ -440,7 +440,7 @@ async fn keep_connected(shared: &Arc<Shared>) {
                 if link.0.age(env.now()) > LONGEST_WAIT {
                     back_off.reset();
                 }
-                tracing::warn!(generation, %why, "connection to the server lost");
+                tracing::debug!(generation, %why, "connection lost");
                 shared.set_down(why, None);
             }
             Err(ConnectFailure::Unreachable(why)) => {
