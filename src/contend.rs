@@ -225,7 +225,7 @@ impl Ticket {
         cx: &mut Context<'_>,
     ) -> Poll<Result<Option<Claimed>, Error>> {
         let mut state = self.waiter.state.lock();
-        match std::mem::replace(&mut state.phase, WaitPhase::Waiting) {
+        match std::mem::replace(&mut state.phase, WaitPhase::Gone) {
             WaitPhase::Offered(hold, appointment) => {
                 drop(state);
                 self.line.engine.watchdog.cancel(appointment);
@@ -245,14 +245,18 @@ impl Ticket {
                 }
                 // Too late to be a grant. It goes back, and the place in line is kept.
                 hold.discard();
+                {
+                    let mut state = self.waiter.state.lock();
+                    state.phase = WaitPhase::Waiting;
+                    state.waker = Some(cx.waker().clone());
+                }
                 self.line.put_back();
-                let mut state = self.waiter.state.lock();
-                state.waker = Some(cx.waker().clone());
                 Poll::Pending
             }
             WaitPhase::Busy => Poll::Ready(Ok(None)),
             WaitPhase::Failed(error) => Poll::Ready(Err(error)),
             WaitPhase::Waiting | WaitPhase::Gone => {
+                state.phase = WaitPhase::Waiting;
                 match &mut state.waker {
                     Some(waker) => waker.clone_from(cx.waker()),
                     none => *none = Some(cx.waker().clone()),
@@ -418,15 +422,15 @@ impl Line {
             name: Arc::clone(&self.name),
             verb,
         };
+        let once = head.wish.once;
         let requester = Attempt {
             line: Arc::clone(self),
             owner,
             lease,
             reply,
         };
-        engine
-            .dispatcher
-            .post(Job::new(op, timeout, give_up, Box::new(requester)).permit(Some(permit)));
+        let job = Job::new(op, timeout, give_up, Box::new(requester));
+        engine.dispatcher.post(job.holding(permit).once(once));
         true
     }
 

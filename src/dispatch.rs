@@ -77,16 +77,17 @@ pub(crate) enum Failure {
 
 /// An operation to be done.
 pub(crate) struct Job {
-    pub(crate) op: Op,
+    op: Op,
     /// How long each attempt may take.
-    pub(crate) timeout: Duration,
+    timeout: Duration,
     /// When to stop trying.
     pub(crate) give_up: Instant,
     /// For a final release: server time that must have passed for it to be conclusive.
-    pub(crate) sit_out_us: Option<u64>,
+    sit_out_us: Option<u64>,
     /// Held by acquisitions, so that their number is bounded.
-    pub(crate) permit: Option<OwnedSemaphorePermit>,
-    pub(crate) requester: Option<Box<dyn Requester>>,
+    permit: Option<OwnedSemaphorePermit>,
+    once: bool,
+    requester: Option<Box<dyn Requester>>,
     progress: Progress,
 }
 
@@ -111,6 +112,7 @@ impl Job {
             give_up,
             sit_out_us: None,
             permit: None,
+            once: false,
             requester: Some(requester),
             progress: Progress::default(),
         }
@@ -124,6 +126,7 @@ impl Job {
             give_up,
             sit_out_us: None,
             permit: None,
+            once: false,
             requester: None,
             progress: Progress::default(),
         }
@@ -134,8 +137,14 @@ impl Job {
         self
     }
 
-    pub(crate) fn permit(mut self, permit: Option<OwnedSemaphorePermit>) -> Self {
-        self.permit = permit;
+    pub(crate) fn holding(mut self, permit: OwnedSemaphorePermit) -> Self {
+        self.permit = Some(permit);
+        self
+    }
+
+    /// Not tried again once it is certain that it was not done.
+    pub(crate) fn once(mut self, once: bool) -> Self {
+        self.once = once;
         self
     }
 
@@ -515,7 +524,7 @@ impl Dispatcher {
 
     /// Sends a job again, now or a little later, or gives it up.
     fn again(&self, mut job: Job, now: Instant, pause: bool) {
-        if now >= job.give_up || !job.wanted() {
+        if now >= job.give_up || !job.wanted() || (pause && job.once) {
             self.leave_lane(&job);
             let failure = job.failure();
             job.tell(Outcome::Failed(failure));

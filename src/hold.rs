@@ -35,7 +35,7 @@ use crate::engine::Engine;
 use crate::env::later;
 use crate::fencing::FencingToken;
 use crate::guard::{LossReason, ReleaseOutcome};
-use crate::lease::Term;
+use crate::lease::{Term, margin};
 use crate::observe;
 use crate::store::{Answer, Instead, Op, OwnerId, Verb};
 use crate::watchdog::{Appointment, Timed};
@@ -178,10 +178,11 @@ impl Hold {
         let level = state.add_level(terms, now);
         if terms.renewed {
             let left = state.term.end.saturating_duration_since(now);
-            let fresh = left >= terms.lease * 2 / 3;
+            let two_thirds = terms.first_lease() * 2 / 3;
+            let fresh = left >= two_thirds;
             // Counted back from the end of the lease, which was confirmed by the grant.
             state.renew_at = Some(if fresh {
-                later(now, left.saturating_sub(terms.lease * 2 / 3))
+                later(now, left.saturating_sub(two_thirds))
             } else {
                 now
             });
@@ -226,7 +227,7 @@ impl Hold {
             let state = self.state.lock();
             match state.phase {
                 Phase::Lost(reason) => return Err(reason),
-                Phase::Held => state.over(now),
+                Phase::Held => state.over(now, self.lease),
                 Phase::Offered | Phase::Releasing | Phase::Ended => None,
             }
         };
@@ -534,14 +535,15 @@ impl Timed for Hold {
                 }
                 return;
             }
-            let due = if let Some(reason) = state.over(now) {
+            let due = if let Some(reason) = state.over(now, self.lease) {
                 Due::Lose(reason)
-            } else if state.renew_at.is_some_and(|at| at <= now) {
+            } else if let Some(at) = state.renew_at.filter(|at| *at <= now) {
                 state.renew_at = None;
                 match state.lease_to_ask(now) {
                     Some(lease) => {
                         state.renewing = true;
-                        state.late_at = Some(later(now, self.lease / 3));
+                        // From when it was due: our own lateness counts as well.
+                        state.late_at = Some(later(at, self.lease / 3));
                         Due::Renew(lease)
                     }
                     None => Due::Nothing,
@@ -619,13 +621,14 @@ impl State {
     }
 
     /// Why it is over by the clock, if it is.
-    fn over(&self, now: Instant) -> Option<LossReason> {
-        if self.ends().is_some_and(|ends| ends <= now) {
-            Some(LossReason::MaxHold)
-        } else if self.term.deadline <= now {
-            Some(LossReason::DeadlinePassed)
-        } else {
-            None
+    fn over(&self, now: Instant, lease: Duration) -> Option<LossReason> {
+        // A lease that was cut to end with `max_hold` has its deadline a little before that.
+        let nearly = margin(lease) * 2 + lease / 6;
+        match self.ends() {
+            Some(ends) if ends <= now => Some(LossReason::MaxHold),
+            _ if now < self.term.deadline => None,
+            Some(ends) if ends <= later(now, nearly) => Some(LossReason::MaxHold),
+            _ => Some(LossReason::DeadlinePassed),
         }
     }
 
