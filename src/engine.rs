@@ -37,7 +37,8 @@ pub(crate) struct Engine {
     /// Cancelled when nothing is renewed any more.
     pub(crate) stopped: CancellationToken,
     floors: Floors,
-    announced: AtomicBool,
+    /// When the server is to be told next who we are; `None` before the first hold.
+    announce_at: Mutex<Option<Instant>>,
 }
 
 impl Engine {
@@ -56,7 +57,7 @@ impl Engine {
             closing: CancellationToken::new(),
             stopped: CancellationToken::new(),
             floors: Floors::default(),
-            announced: AtomicBool::new(false),
+            announce_at: Mutex::new(None),
             env,
             store,
             config,
@@ -115,15 +116,16 @@ impl Engine {
         }
     }
 
-    /// Tells the server who we are, once, with the first hold.
-    pub(crate) fn announce_once(self: &Arc<Self>) {
-        if !self.announced.swap(true, Ordering::Relaxed) {
-            self.announce();
+    /// Tells the server who we are, for two leases, if it has not been told for a while. Called while
+    /// something is held.
+    pub(crate) fn announce(&self, now: Instant) {
+        {
+            let mut announce_at = self.announce_at.lock();
+            if announce_at.is_some_and(|at| now < at) {
+                return;
+            }
+            *announce_at = Some(later(now, self.config.lease));
         }
-    }
-
-    /// Tells the server who we are, for two leases.
-    pub(crate) fn announce(self: &Arc<Self>) {
         let info = about_this_process(self.config.label.as_deref());
         self.env
             .spawn(self.store.announce(info, self.config.lease * 2));
@@ -131,7 +133,8 @@ impl Engine {
 
     /// Takes back what `announce` told the server.
     pub(crate) async fn retract(&self) {
-        if self.announced.swap(false, Ordering::Relaxed) {
+        let announced = self.announce_at.lock().take().is_some();
+        if announced {
             self.store.retract().await;
         }
     }
@@ -232,11 +235,6 @@ const MAX_AHEAD: usize = 1024;
 
 /// How far a token may be ahead of the clock and still count as following it.
 const AHEAD_US: u64 = 1_000_000;
-
-/// When an announcement that lasts two leases is written anew.
-pub(crate) fn next_announcement(engine: &Engine, now: Instant) -> Instant {
-    later(now, engine.config.lease * 2 / 3)
-}
 
 fn about_this_process(label: Option<&str>) -> BTreeMap<String, String> {
     let mut about = BTreeMap::new();

@@ -189,7 +189,7 @@ impl Hold {
         }
         self.make_appointment(&mut state);
         drop(state);
-        self.engine.announce_once();
+        self.engine.announce(now);
         Some(level)
     }
 

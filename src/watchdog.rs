@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use crate::engine::{Engine, next_announcement};
+use crate::engine::Engine;
 use crate::hold::Hold;
 
 /// Something with an appointment.
@@ -113,7 +113,6 @@ impl Watchdog {
 
     /// Keeps the appointments until the client stops.
     pub(crate) async fn run(&self, engine: &Arc<Engine>) {
-        let mut announce_at = None;
         loop {
             let next = {
                 let mut state = self.state.lock();
@@ -134,11 +133,8 @@ impl Watchdog {
             while let Some(due) = self.first_due(now) {
                 due.due(now);
             }
-            if announce_at.is_none_or(|at| at <= now) && !self.holds_nothing() {
-                if announce_at.is_some() {
-                    engine.announce();
-                }
-                announce_at = Some(next_announcement(engine, now));
+            if self.keeps_any() {
+                engine.announce(now);
             }
         }
     }
@@ -149,8 +145,8 @@ impl Watchdog {
         (first.at <= now).then(|| Arc::clone(who))
     }
 
-    fn holds_nothing(&self) -> bool {
-        self.state.lock().appointments.is_empty()
+    fn keeps_any(&self) -> bool {
+        !self.state.lock().appointments.is_empty()
     }
 }
 
