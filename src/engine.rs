@@ -36,6 +36,7 @@ pub(crate) struct Engine {
     pub(crate) closing: CancellationToken,
     /// Cancelled when nothing is renewed any more.
     pub(crate) stopped: CancellationToken,
+    pub(crate) events: observe::Limiter,
     floors: Floors,
     /// When the server is to be told next who we are; `None` before the first hold.
     announce_at: Mutex<Option<Instant>>,
@@ -56,6 +57,7 @@ impl Engine {
             permits: Arc::new(Semaphore::new(MAX_OUTSTANDING)),
             closing: CancellationToken::new(),
             stopped: CancellationToken::new(),
+            events: observe::Limiter::default(),
             floors: Floors::default(),
             announce_at: Mutex::new(None),
             env,

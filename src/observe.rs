@@ -1,10 +1,13 @@
 //! What leaves the process: events, and names and owners in a form that may be logged.
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use crate::engine::Engine;
+use crate::env::later;
 use crate::guard::LossReason;
 use crate::store::{Health, OwnerId};
 
@@ -18,6 +21,53 @@ pub(crate) fn digest(text: &str) -> String {
     }
     format!("{:08x}", (hash >> 32) ^ (hash & 0xffff_ffff))
 }
+
+/// Bounds the events about single holds, so that an outage that hits thousands does not bury its own
+/// cause: so many a second, then their number.
+#[derive(Debug, Default)]
+pub(crate) struct Limiter {
+    window: Mutex<Window>,
+}
+
+#[derive(Debug, Default)]
+struct Window {
+    end: Option<Instant>,
+    told: usize,
+    untold: usize,
+}
+
+impl Limiter {
+    /// Whether one more event may be told. The first that may not starts a summary.
+    fn allows(engine: &Arc<Engine>) -> bool {
+        let now = engine.now();
+        let mut window = engine.events.window.lock();
+        if window.end.is_none_or(|end| end <= now) {
+            window.end = Some(later(now, Duration::from_secs(1)));
+            window.told = 0;
+        }
+        window.told += 1;
+        if window.told <= MOST_EVENTS {
+            return true;
+        }
+        window.untold += 1;
+        if window.untold == 1 {
+            let (engine, end) = (Arc::clone(engine), window.end.unwrap_or(now));
+            let summary = Arc::clone(&engine);
+            engine.env.spawn(Box::pin(async move {
+                summary.env.sleep_until(end).await;
+                let events = std::mem::take(&mut summary.events.window.lock().untold);
+                tracing::warn!(
+                    events,
+                    "more events about single locks, not told one by one"
+                );
+            }));
+        }
+        false
+    }
+}
+
+/// Events about single holds that are told in a second.
+const MOST_EVENTS: usize = 100;
 
 fn remaining(engine: &Engine, end: Instant) -> u64 {
     crate::config::millis(end.saturating_duration_since(engine.now()))
@@ -49,25 +99,48 @@ pub(crate) fn acquired(
 }
 
 /// A renewal has not been confirmed for a third of the lease.
-pub(crate) fn late(engine: &Engine, name: &str, owner: OwnerId, end: Instant) {
+pub(crate) fn late(engine: &Arc<Engine>, name: &str, owner: OwnerId, end: Instant) {
+    if !Limiter::allows(engine) {
+        return;
+    }
     let (name, remaining_ms) = (engine.loggable(name), remaining(engine, end));
     tracing::warn!(name, ?owner, remaining_ms, "lease renewal is late");
 }
 
 /// A renewal that was late is confirmed.
-pub(crate) fn recovered(engine: &Engine, name: &str, owner: OwnerId, end: Instant) {
+pub(crate) fn recovered(engine: &Arc<Engine>, name: &str, owner: OwnerId, end: Instant) {
+    if !Limiter::allows(engine) {
+        return;
+    }
     let (name, remaining_ms) = (engine.loggable(name), remaining(engine, end));
     tracing::info!(name, ?owner, remaining_ms, "lease renewal recovered");
 }
 
 /// A hold was lost while it was believed in.
-pub(crate) fn lost(engine: &Engine, name: &str, owner: OwnerId, reason: LossReason, end: Instant) {
+pub(crate) fn lost(
+    engine: &Arc<Engine>,
+    name: &str,
+    owner: OwnerId,
+    reason: LossReason,
+    end: Instant,
+) {
+    if !Limiter::allows(engine) {
+        return;
+    }
     let (name, remaining_ms) = (engine.loggable(name), remaining(engine, end));
     tracing::warn!(name, ?owner, %reason, remaining_ms, "lock lost");
 }
 
 /// A release was given up without an answer.
-pub(crate) fn release_unconfirmed(engine: &Engine, name: &str, owner: OwnerId, at_most: Duration) {
+pub(crate) fn release_unconfirmed(
+    engine: &Arc<Engine>,
+    name: &str,
+    owner: OwnerId,
+    at_most: Duration,
+) {
+    if !Limiter::allows(engine) {
+        return;
+    }
     let name = engine.loggable(name);
     let at_most_ms = crate::config::millis(at_most);
     tracing::warn!(name, ?owner, at_most_ms, "release unconfirmed");
