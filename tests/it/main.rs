@@ -9,4 +9,5 @@ mod common;
 
 mod chaos;
 mod harness;
+mod server_faults;
 mod slice;
