@@ -7,6 +7,9 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod api;
 mod chaos;
+mod exclusion;
 mod harness;
+mod reentrancy;
 mod slice;
