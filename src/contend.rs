@@ -104,6 +104,9 @@ impl Queues {
                 line.attempt(permit, None);
             }
             Some(_) => line.start_task(Next::Again),
+            // The task sleeps for somebody who has left: it would do so for a command timeout, and
+            // one attempt would end without having been made.
+            None if first => line.try_now(),
             None => {}
         }
         Some(Ticket {

@@ -7,7 +7,10 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod api;
 mod chaos;
+mod exclusion;
 mod harness;
+mod reentrancy;
 mod server_faults;
 mod slice;
