@@ -7,10 +7,14 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod acl;
 mod api;
+mod bad_input;
 mod chaos;
 mod exclusion;
 mod harness;
 mod reentrancy;
 mod server_faults;
 mod slice;
+mod tokens;
+mod usability;
