@@ -7,6 +7,9 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod cancellation;
 mod chaos;
 mod harness;
+mod replay;
+mod retries;
 mod slice;
