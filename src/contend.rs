@@ -98,7 +98,7 @@ impl Queues {
             state.serving
         });
         // An attempt that is under way was made for others.
-        state.try_now |= wish.once && start.is_none();
+        state.try_now |= start.is_none() && (first || wish.once);
         drop(state);
         drop(by_name);
         match start {
@@ -106,7 +106,7 @@ impl Queues {
                 line.attempt(permit, None);
             }
             Some(_) => line.start_task(Next::Again),
-            // A task that waits for those who do not answer must see that there is one more.
+            // The task sleeps for somebody who has left, or for those who do not answer.
             None => line.kick.notify_one(),
         }
         Some(Ticket {

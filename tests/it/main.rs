@@ -7,9 +7,13 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod api;
 mod cancellation;
 mod chaos;
+mod exclusion;
 mod harness;
+mod reentrancy;
 mod replay;
 mod retries;
+mod server_faults;
 mod slice;
