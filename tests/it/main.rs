@@ -8,9 +8,12 @@
 mod common;
 
 mod api;
+mod cancellation;
 mod chaos;
 mod exclusion;
 mod harness;
 mod reentrancy;
+mod replay;
+mod retries;
 mod server_faults;
 mod slice;
