@@ -78,8 +78,9 @@ struct State {
     /// When to say that the renewal under way is late.
     late_at: Option<Instant>,
     told_late: bool,
-    /// A renewal is under way: the server's lease may be longer than confirmed.
-    renewing: bool,
+    /// The longest lease that was asked for and is not confirmed: the server's may be that long,
+    /// also if who asked has gone.
+    asked: Option<Duration>,
     appointment: Option<Appointment>,
     /// Server time until which an unanswered attempt of the acquisition may still run.
     open_until_us: Option<u64>,
@@ -154,7 +155,7 @@ impl Hold {
                 renew_at: None,
                 late_at: None,
                 told_late: false,
-                renewing: false,
+                asked: None,
                 appointment: None,
                 open_until_us: answered.open_until_us,
             }),
@@ -217,6 +218,7 @@ impl Hold {
         let mut state = self.state.lock();
         if state.phase == Phase::Held && self.engine.now() < state.term.deadline {
             state.term = state.term.max(Term::confirmed(sent, remaining_ms));
+            state.answered(remaining_ms);
             self.make_appointment(&mut state);
         }
     }
@@ -378,7 +380,8 @@ impl Hold {
     /// An operation on this hold under a new attempt: used by `confirm`, `extend` and the watchdog.
     pub(crate) fn renewal(&self, lease: Duration, requester: Box<dyn Requester>) -> Job {
         let (count, deadline) = {
-            let state = self.state.lock();
+            let mut state = self.state.lock();
+            state.asked = state.asked.max(Some(lease));
             (state.depth().max(1), state.term.deadline)
         };
         let verb = Verb::Renew {
@@ -404,6 +407,10 @@ impl Hold {
         give_up: Instant,
         requester: Box<dyn Requester>,
     ) -> Job {
+        {
+            let mut state = self.state.lock();
+            state.asked = state.asked.max(Some(lease));
+        }
         let verb = Verb::Acquire {
             owner: self.owner,
             count,
@@ -437,8 +444,8 @@ impl Hold {
         let timeout = self.command_timeout();
         let (end, open_until_us) = {
             let mut state = self.state.lock();
-            if state.renewing {
-                let unconfirmed = later(self.engine.now(), timeout + self.lease);
+            if let Some(asked) = state.asked {
+                let unconfirmed = later(self.engine.now(), timeout + asked);
                 state.term.end = state.term.end.max(unconfirmed);
             }
             (state.term.end, state.open_until_us)
@@ -451,7 +458,7 @@ impl Hold {
         // The server frees it by itself at `end`; a copy still under way can add one lease.
         let give_up = match open_until_us {
             None => end,
-            Some(_) => later(self.engine.now(), timeout + self.lease),
+            Some(_) => end.max(later(self.engine.now(), timeout + self.lease)),
         };
         let requester = Box::new(FinalRelease {
             hold: Arc::clone(self),
@@ -486,7 +493,7 @@ impl Hold {
                     if now < state.term.deadline {
                         state.term = state.term.max(Term::confirmed(*sent, *remaining_ms));
                     }
-                    state.renewing = false;
+                    state.answered(*remaining_ms);
                     state.late_at = None;
                     state.renew_at = state.renewed_lease().map(|lease| later(*sent, lease / 3));
                     self.make_appointment(&mut state);
@@ -541,7 +548,6 @@ impl Timed for Hold {
                 state.renew_at = None;
                 match state.lease_to_ask(now) {
                     Some(lease) => {
-                        state.renewing = true;
                         // From when it was due: our own lateness counts as well.
                         state.late_at = Some(later(at, self.lease / 3));
                         Due::Renew(lease)
@@ -613,6 +619,12 @@ impl State {
             ends: terms.max_hold.map(|max| later(now, max)),
         });
         id
+    }
+
+    /// The server has told what is left: no lease asked for is longer, if this is as long.
+    fn answered(&mut self, remaining_ms: u64) {
+        let remaining = Duration::from_millis(remaining_ms);
+        self.asked = self.asked.filter(|asked| *asked > remaining);
     }
 
     /// Where the smallest `max_hold` of the levels ends it.

@@ -183,6 +183,18 @@ impl RedisStore {
 }
 
 impl Store for RedisStore {
+    fn ready(&self, timeout: Duration) -> Option<BoxFuture<()>> {
+        if self.shared.link_now().is_some() {
+            return None;
+        }
+        let shared = Arc::clone(&self.shared);
+        Some(Box::pin(async move {
+            let end = later(shared.env.now(), timeout);
+            // Whether there is one now, the call finds out for itself.
+            let _ = shared.link(end).await;
+        }))
+    }
+
     fn submit(&self, call: Call) -> BoxFuture<Result<Reply, NoReply>> {
         let shared = Arc::clone(&self.shared);
         Box::pin(async move {
@@ -302,13 +314,18 @@ impl Shared {
         }
     }
 
+    fn link_now(&self) -> Option<Arc<Link>> {
+        match &*self.state.borrow() {
+            State::Up(link) if !link.is_over() => Some(Arc::clone(link)),
+            _ => None,
+        }
+    }
+
     /// The connection, waited for until `end` at most, and only while an outage is young: a lasting
     /// one fails at once.
     async fn link(&self, end: Instant) -> Result<Arc<Link>, NoReply> {
-        if let State::Up(link) = &*self.state.borrow()
-            && !link.is_over()
-        {
-            return Ok(Arc::clone(link));
+        if let Some(link) = self.link_now() {
+            return Ok(link);
         }
         let mut state = self.state.subscribe();
         loop {
