@@ -10,6 +10,7 @@ mod common;
 mod api;
 mod cancellation;
 mod chaos;
+mod drops;
 mod exclusion;
 mod harness;
 mod reentrancy;
