@@ -12,6 +12,7 @@ mod api;
 mod bad_input;
 mod cancellation;
 mod chaos;
+mod drops;
 mod exclusion;
 mod harness;
 mod reentrancy;

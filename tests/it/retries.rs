@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use leasehold::{Error, LockClient, ReleaseOutcome};
 
+use crate::cancellation::calls_but_releases;
 use crate::common::*;
 
 const LEASE: Duration = secs(3);
@@ -15,15 +16,6 @@ async fn client(url: &str, lease: Duration, command_timeout: Duration) -> LockCl
         .build()
         .await
         .unwrap()
-}
-
-/// Script calls about `name` that a release is not: those tell its channel.
-async fn calls_but_releases(monitor: &mut Monitor, name: &str) -> usize {
-    monitor
-        .count(|line| {
-            line.contains("\"EVAL") && line.contains(name) && !line.contains("lock__channel:")
-        })
-        .await
 }
 
 /// B01, B07: an acquisition that ran and was not answered is sent again, and counts once. The client
