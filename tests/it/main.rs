@@ -8,5 +8,10 @@
 mod common;
 
 mod chaos;
+mod events;
 mod harness;
+mod outage;
 mod slice;
+mod time;
+mod waiting;
+mod watchdog;
