@@ -335,8 +335,17 @@ impl LockClientBuilder {
 
     /// Replicas that must have a new hold before it counts: 0 by default.
     ///
-    /// Narrows, and does not close, the gap in which a failover forgets a hold; costs a round trip to
-    /// the replicas with each acquisition. While there are fewer, acquisitions fail.
+    /// After a grant the server is asked (`WAIT`) how many replicas have it. While there are too few,
+    /// it is asked again until the caller's time is over: then the call fails with
+    /// [`Error::Indeterminate`], and the hold is released.
+    ///
+    /// This narrows, and does not close, the gap in which a failover forgets a hold: the election may
+    /// choose a replica that had not acknowledged. Let the store check the
+    /// [token](crate::LockGuard::fencing_token).
+    ///
+    /// Costs one more round trip, and that of the server to its replicas, with each acquisition. Each
+    /// `WAIT` holds up the connection, renewals on it too, for 10 ms at a time (an idle server may
+    /// take up to 100 ms to notice that these are over).
     pub fn replica_acks(mut self, replicas: u32) -> Self {
         self.config.replica_acks = replicas;
         self
@@ -394,6 +403,7 @@ impl LockClientBuilder {
             command_timeout: config.command_timeout,
             connect_timeout: config.connect_timeout,
             pubsub: config.pubsub,
+            replica_acks: config.replica_acks,
             ..server
         };
         let store = RedisStore::connect(server, &env, client);

@@ -66,7 +66,7 @@ impl Queues {
         let now = engine.now();
         let mut by_name = self.by_name.lock();
         let line = match by_name.get(name) {
-            Some(line) if wish.once && !line.state.lock().waiters.is_empty() => return None,
+            Some(line) if wish.once && line.is_in_use() => return None,
             Some(line) => Arc::clone(line),
             None => {
                 let line = Arc::new(Line::new(engine, name));
@@ -98,6 +98,8 @@ impl Queues {
             };
             state.serving
         });
+        // An attempt that is under way was made for others.
+        state.try_now |= start.is_none() && (first || wish.once);
         drop(state);
         drop(by_name);
         match start {
@@ -105,7 +107,8 @@ impl Queues {
                 line.attempt(permit, None);
             }
             Some(_) => line.start_task(Next::Again),
-            None => {}
+            // The task sleeps for somebody who has left, or for those who do not answer.
+            None => line.kick.notify_one(),
         }
         Some(Ticket {
             line,
@@ -156,6 +159,8 @@ struct LineState {
     heard: Option<Instant>,
     /// When the attempt under way was posted.
     asked: Option<Instant>,
+    /// It was made for those before this number; those after it came later than its question.
+    asked_below: u64,
 }
 
 #[derive(Clone)]
@@ -365,6 +370,7 @@ impl Line {
                 trouble: None,
                 heard: None,
                 asked: None,
+                asked_below: 0,
             }),
             kick: Notify::new(),
         }
@@ -382,6 +388,15 @@ impl Line {
 
     fn is_empty(&self) -> bool {
         self.state.lock().waiters.is_empty()
+    }
+
+    /// Whether somebody stands in line who would not let others pass.
+    fn is_in_use(&self) -> bool {
+        let state = self.state.lock();
+        state
+            .waiters
+            .values()
+            .any(|waiter| !waiter.state.lock().stalled)
     }
 
     fn try_now(&self) {
@@ -413,7 +428,11 @@ impl Line {
                 .map_or(head.joined, |heard| heard.max(head.joined));
             later(heard, engine.config.lease).max(later(now, timeout))
         };
-        self.state.lock().asked = Some(now);
+        {
+            let mut state = self.state.lock();
+            state.asked = Some(now);
+            state.asked_below = state.next;
+        }
         let owner = engine.fresh_owner();
         let verb = Verb::Acquire {
             owner,
@@ -478,14 +497,16 @@ impl Line {
         }
         match answered.answer {
             Answer::Taken { remaining_ms } => {
-                self.resolve_once(|| WaitPhase::Busy);
+                self.resolve_once();
                 for waiter in self.state.lock().waiters.values() {
                     waiter.state.lock().waited = true;
                 }
                 Next::Taken(remaining_ms.map(Duration::from_millis))
             }
             Answer::Refused(refusal) => {
-                if let Some(head) = self.head() {
+                if let Some(head) = self.head()
+                    && head.number < self.state.lock().asked_below
+                {
                     let error = refused(self.name.to_string(), "acquire", refusal);
                     self.resolve(&head, WaitPhase::Failed(error));
                 }
@@ -521,16 +542,17 @@ impl Line {
         };
         let now = self.engine.now();
         let patience = self.engine.config.lease;
-        let (over, heard) = {
+        let (over, heard, asked_below) = {
             let mut state = self.state.lock();
             state.trouble = Some(trouble.clone());
             let heard = state.heard;
             let all: Vec<_> = state.waiters.values().cloned().collect();
-            (all, heard)
+            (all, heard, state.asked_below)
         };
         for waiter in over {
             let since = heard.map_or(waiter.joined, |heard| heard.max(waiter.joined));
-            if waiter.wish.once || later(since, patience) <= now {
+            let only_attempt = waiter.wish.once && waiter.number < asked_below;
+            if only_attempt || later(since, patience) <= now {
                 self.resolve(&waiter, WaitPhase::Failed(trouble.error(&self.name)));
             }
         }
@@ -543,18 +565,20 @@ impl Line {
         waiter.resolve(phase);
     }
 
-    fn resolve_once(&self, phase: impl Fn() -> WaitPhase) {
+    /// Others hold the lock: tells those who wanted one attempt, and for whom this was it.
+    fn resolve_once(&self) {
         let once: Vec<_> = {
             let state = self.state.lock();
             state
                 .waiters
-                .values()
+                .range(..state.asked_below)
+                .map(|(_, waiter)| waiter)
                 .filter(|waiter| waiter.wish.once)
                 .cloned()
                 .collect()
         };
         for waiter in once {
-            self.resolve(&waiter, phase());
+            self.resolve(&waiter, WaitPhase::Busy);
         }
     }
 
@@ -740,6 +764,8 @@ impl Line {
                     };
                     continue;
                 }
+                // Somebody came, or freed it, since that was asked.
+                Next::Taken(_) if self.state.lock().try_now => {}
                 Next::Taken(remaining) => {
                     self.hint();
                     if subscription.is_none() {

@@ -273,7 +273,13 @@ impl State {
     }
 }
 
-type Flight = (Vec<Job>, Result<Reply, NoReply>);
+/// A call that is over.
+struct Flight {
+    jobs: Vec<Job>,
+    /// Those that nobody wanted any more when it could be sent: they were not.
+    unwanted: Vec<Job>,
+    result: Result<Reply, NoReply>,
+}
 
 impl Dispatcher {
     pub(crate) fn new(env: SharedEnv, store: Arc<dyn Store>) -> Self {
@@ -383,9 +389,7 @@ impl Dispatcher {
             };
             tokio::select! {
                 biased;
-                Some((jobs, result)) = flights.next(), if !flights.is_empty() => {
-                    self.settle(jobs, result);
-                }
+                Some(flight) = flights.next(), if !flights.is_empty() => self.settle(flight),
                 () = self.work.notified() => {}
                 () = wait(&self.env, retry) => {}
             }
@@ -421,18 +425,50 @@ impl Dispatcher {
             }
             return None;
         }
-        let call = Call {
-            attempt: self.attempts.fetch_add(1, Ordering::Relaxed),
-            timeout: jobs[0].timeout,
-            ops: jobs.iter().map(|job| job.op.clone()).collect(),
+        let attempt = self.attempts.fetch_add(1, Ordering::Relaxed);
+        let timeout = jobs[0].timeout;
+        let Some(ready) = self.store.ready(timeout) else {
+            let answer = self.store.submit(call(attempt, timeout, &jobs));
+            return Some(Box::pin(async move {
+                Flight {
+                    jobs,
+                    unwanted: Vec::new(),
+                    result: answer.await,
+                }
+            }));
         };
-        let answer = self.store.submit(call);
-        Some(Box::pin(async move { (jobs, answer.await) }))
+        let (store, env) = (Arc::clone(&self.store), Arc::clone(&self.env));
+        Some(Box::pin(async move {
+            ready.await;
+            // It may have been long: who asked can have left, and a hold can have ended.
+            let (jobs, unwanted): (Vec<_>, Vec<_>) = jobs.into_iter().partition(Job::wanted);
+            let left = timeout.saturating_sub(env.now().saturating_duration_since(now));
+            let result = if jobs.is_empty() {
+                Err(NoReply::NotSent(Cause::new("not wanted any more")))
+            } else {
+                store.submit(call(attempt, left, &jobs)).await
+            };
+            Flight {
+                jobs,
+                unwanted,
+                result,
+            }
+        }))
     }
 
-    fn settle(&self, jobs: Vec<Job>, result: Result<Reply, NoReply>) {
-        let count = jobs.len();
+    fn settle(&self, flight: Flight) {
+        let Flight {
+            jobs,
+            unwanted,
+            result,
+        } = flight;
+        let count = jobs.len() + unwanted.len();
         let now = self.env.now();
+        for mut job in unwanted {
+            self.leave_lane(&job);
+            let failure = job.failure();
+            job.tell(Outcome::Failed(failure));
+        }
         match result {
             Ok(Reply {
                 sent,
@@ -581,6 +617,14 @@ impl Dispatcher {
 impl fmt::Debug for Dispatcher {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Dispatcher").finish_non_exhaustive()
+    }
+}
+
+fn call(attempt: u64, timeout: Duration, jobs: &[Job]) -> Call {
+    Call {
+        attempt,
+        timeout,
+        ops: jobs.iter().map(|job| job.op.clone()).collect(),
     }
 }
 

@@ -78,8 +78,9 @@ struct State {
     /// When to say that the renewal under way is late.
     late_at: Option<Instant>,
     told_late: bool,
-    /// A renewal is under way: the server's lease may be longer than confirmed.
-    renewing: bool,
+    /// The longest lease that was asked for and is not confirmed: the server's may be that long,
+    /// also if who asked has gone.
+    asked: Option<Duration>,
     appointment: Option<Appointment>,
     /// Server time until which an unanswered attempt of the acquisition may still run.
     open_until_us: Option<u64>,
@@ -154,7 +155,7 @@ impl Hold {
                 renew_at: None,
                 late_at: None,
                 told_late: false,
-                renewing: false,
+                asked: None,
                 appointment: None,
                 open_until_us: answered.open_until_us,
             }),
@@ -222,6 +223,7 @@ impl Hold {
         let mut state = self.state.lock();
         if state.phase == Phase::Held && self.engine.now() < state.term.deadline {
             state.term = state.term.max(Term::confirmed(sent, remaining_ms));
+            state.answered(remaining_ms);
             self.make_appointment(&mut state);
         }
     }
@@ -384,12 +386,10 @@ impl Hold {
     pub(crate) fn renewal(&self, lease: Duration, requester: Box<dyn Requester>) -> Job {
         let now = self.engine.now();
         let (count, lease, deadline) = {
-            let state = self.state.lock();
-            (
-                state.depth().max(1),
-                state.cut(lease, now),
-                state.term.deadline,
-            )
+            let mut state = self.state.lock();
+            let lease = state.cut(lease, now);
+            state.asked = state.asked.max(Some(lease));
+            (state.depth().max(1), lease, state.term.deadline)
         };
         let verb = Verb::Renew {
             owner: self.owner,
@@ -414,7 +414,12 @@ impl Hold {
         give_up: Instant,
         requester: Box<dyn Requester>,
     ) -> Job {
-        let lease = self.state.lock().cut(lease, self.engine.now());
+        let lease = {
+            let mut state = self.state.lock();
+            let lease = state.cut(lease, self.engine.now());
+            state.asked = state.asked.max(Some(lease));
+            lease
+        };
         let verb = Verb::Acquire {
             owner: self.owner,
             count,
@@ -448,8 +453,8 @@ impl Hold {
         let timeout = self.command_timeout();
         let (end, open_until_us) = {
             let mut state = self.state.lock();
-            if state.renewing {
-                let unconfirmed = later(self.engine.now(), timeout + self.lease);
+            if let Some(asked) = state.asked {
+                let unconfirmed = later(self.engine.now(), timeout + asked);
                 state.term.end = state.term.end.max(unconfirmed);
             }
             (state.term.end, state.open_until_us)
@@ -462,7 +467,7 @@ impl Hold {
         // The server frees it by itself at `end`; a copy still under way can add one lease.
         let give_up = match open_until_us {
             None => end,
-            Some(_) => later(self.engine.now(), timeout + self.lease),
+            Some(_) => end.max(later(self.engine.now(), timeout + self.lease)),
         };
         let requester = Box::new(FinalRelease {
             hold: Arc::clone(self),
@@ -497,7 +502,7 @@ impl Hold {
                     if now < state.term.deadline {
                         state.term = state.term.max(Term::confirmed(*sent, *remaining_ms));
                     }
-                    state.renewing = false;
+                    state.answered(*remaining_ms);
                     state.late_at = None;
                     state.renew_at = state.renewed_lease().map(|lease| later(*sent, lease / 3));
                     self.make_appointment(&mut state);
@@ -552,7 +557,6 @@ impl Timed for Hold {
                 state.renew_at = None;
                 match state.renewed_lease() {
                     Some(lease) => {
-                        state.renewing = true;
                         // From when it was due: our own lateness counts as well.
                         state.late_at = Some(later(at, self.lease / 3));
                         Due::Renew(lease)
@@ -624,6 +628,12 @@ impl State {
             ends,
         });
         id
+    }
+
+    /// The server has told what is left: no lease asked for is longer, if this is as long.
+    fn answered(&mut self, remaining_ms: u64) {
+        let remaining = Duration::from_millis(remaining_ms);
+        self.asked = self.asked.filter(|asked| *asked > remaining);
     }
 
     /// Where the smallest `max_hold` of the levels ends it.

@@ -234,6 +234,10 @@ pub(crate) struct Snapshot {
 
 /// A place where holds live.
 pub(crate) trait Store: fmt::Debug + Send + Sync + 'static {
+    /// Completes when a call could be sent, or when a call of this `timeout` would have waited long
+    /// enough for that; `None` if it can be sent at once.
+    fn ready(&self, timeout: Duration) -> Option<BoxFuture<()>>;
+
     /// Does the ops of one call. Dropping the future does not recall them.
     fn submit(&self, call: Call) -> BoxFuture<Result<Reply, NoReply>>;
 

@@ -13,6 +13,7 @@
 
 pub mod cli;
 pub mod faults;
+pub mod log;
 pub mod process;
 pub mod resp;
 pub mod server;
@@ -22,6 +23,7 @@ use std::time::{Duration, Instant};
 
 pub use cli::{Cli, Monitor};
 pub use faults::{Act, Fault, Proxy, Then, bytes, command};
+pub use log::Log;
 pub use process::{Worker, WorkerSide};
 pub use resp::Reply;
 pub use server::Server;

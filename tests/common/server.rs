@@ -356,7 +356,7 @@ fn find_binary() -> Result<Binary, String> {
 
 /// A port nobody listens on, below the ranges from which systems take ports for outgoing
 /// connections: so it is still free when a killed server comes back to it.
-pub(super) fn free_port() -> u16 {
+pub fn free_port() -> u16 {
     loop {
         let (_, random, ..) = uuid::Uuid::new_v4().as_fields();
         let port = 10_000 + random % 20_000;

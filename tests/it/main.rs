@@ -7,10 +7,17 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod api;
+mod cancellation;
 mod chaos;
 mod events;
+mod exclusion;
 mod harness;
 mod outage;
+mod reentrancy;
+mod replay;
+mod retries;
+mod server_faults;
 mod slice;
 mod time;
 mod waiting;

@@ -109,7 +109,10 @@ fn is_outage(error: &Error) -> bool {
 }
 
 /// Point by point: with the server away nothing takes longer than it may.
-#[expect(clippy::too_many_lines, reason = "one point after the other, all at once")]
+#[expect(
+    clippy::too_many_lines,
+    reason = "one point after the other, all at once"
+)]
 async fn calls_end_in_time(outage: Outage) {
     let mut site = Site::new(outage);
     let lease = secs(6);

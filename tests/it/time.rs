@@ -161,7 +161,7 @@ async fn stopped_worker() {
                 return (held, looked_at.is_held(), looked_at.loss_reason());
             }
             assert!(held, "lost without a stop");
-            last = Instant::now();
+            last = now;
         }
     });
     me.say("held");

@@ -181,6 +181,10 @@ impl MemoryStore {
 }
 
 impl Store for MemoryStore {
+    fn ready(&self, _timeout: Duration) -> Option<BoxFuture<()>> {
+        None
+    }
+
     fn submit(&self, call: Call) -> BoxFuture<Result<Reply, NoReply>> {
         Box::pin(ready(self.do_call(&call)))
     }

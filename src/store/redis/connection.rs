@@ -23,11 +23,13 @@ use fred::types::config::{
     Blocking, ConnectionConfig, Options, PerformanceConfig, TcpConfig, UnresponsiveConfig,
 };
 use fred::types::{ClusterHash, CustomCommand, RespVersion, Value};
+use futures_util::future::join;
 use parking_lot::Mutex;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use super::replicas::check_wait;
 use super::script::{clock, clock_args, decode, refusal};
 use super::{RedisConfig, Shared, State, message};
 use crate::env::{Env, SharedEnv, later, until};
@@ -474,18 +476,31 @@ async fn open_link(shared: &Shared, generation: u64) -> Result<(Link, Connection
     let deadline = later(env.now(), shared.config.connect_timeout);
     tokio::select! {
         biased;
-        checked = check_server(env, &link, deadline) => checked?,
+        checked = check_server(shared, &link, deadline) => checked?,
         why = connection.ended() => return Err(ConnectFailure::Unreachable(why)),
     }
     Ok((link, connection))
 }
 
-async fn check_server(env: &dyn Env, link: &Link, deadline: Instant) -> Result<(), ConnectFailure> {
-    match link.ask(env, "INFO", vec!["server".into()], deadline).await {
+async fn check_server(
+    shared: &Shared,
+    link: &Link,
+    deadline: Instant,
+) -> Result<(), ConnectFailure> {
+    let env = &*shared.env;
+    let info = |section: &'static str| link.ask(env, "INFO", vec![section.into()], deadline);
+    let (about_server, about_memory) = join(info("server"), info("memory")).await;
+    match about_server {
         Ok(info) => check_info(&info.as_str().unwrap_or_default())?,
         // Not permitted: then we do not know, and take it as it is.
         Err(Fault::Server(_)) => {}
         Err(fault) => return Err(ConnectFailure::Unreachable(fault.cause())),
+    }
+    if let Ok(info) = about_memory {
+        warn_of_eviction(shared, &info.as_str().unwrap_or_default());
+    }
+    if shared.config.replica_acks > 0 {
+        check_wait(env, link, deadline).await?;
     }
     // The script is there already, or is sent in full; a user who may do neither may ask plainly.
     // Failing that the clock stays unknown, and the first answer tells.
@@ -514,12 +529,30 @@ async fn check_server(env: &dyn Env, link: &Link, deadline: Instant) -> Result<(
     Ok(())
 }
 
-fn check_info(info: &str) -> Result<(), ConnectFailure> {
-    let field = |name: &str| {
-        info.lines()
-            .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))
-            .map(str::trim)
+/// One field of what `INFO` says.
+fn field<'a>(info: &'a str, name: &str) -> Option<&'a str> {
+    info.lines()
+        .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))
+        .map(str::trim)
+}
+
+/// Says once that the server may throw locks away.
+fn warn_of_eviction(shared: &Shared, info: &str) {
+    let Some(policy) = field(info, "maxmemory_policy").filter(|policy| *policy != "noeviction")
+    else {
+        return;
     };
+    if !shared.told_of_eviction.swap(true, Ordering::Relaxed) {
+        tracing::warn!(
+            policy,
+            "the server evicts keys when its memory is full, and a lock is a key: set \
+             maxmemory-policy to noeviction, or give locks a server of their own"
+        );
+    }
+}
+
+fn check_info(info: &str) -> Result<(), ConnectFailure> {
+    let field = |name: &str| field(info, name);
     let refuse = |message: String| {
         Err(ConnectFailure::Refused(Refusal {
             kind: RefusalKind::Other,

@@ -3,6 +3,7 @@
 //! `connection` keeps one command connection up, `wake` one for messages; calls are made here.
 
 mod connection;
+mod replicas;
 pub(crate) mod script;
 mod url;
 mod wake;
@@ -14,12 +15,13 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use fred::types::Value;
 use fred::types::config::Config as FredConfig;
 use futures_util::future::join4;
-use tokio::sync::{oneshot, watch};
+use tokio::sync::{Mutex as AsyncMutex, oneshot, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
@@ -48,6 +50,8 @@ pub(crate) struct RedisConfig {
     pub(crate) command_timeout: Duration,
     pub(crate) connect_timeout: Duration,
     pub(crate) pubsub: PubSub,
+    /// Replicas that must have a new hold before it counts; see `replicas`.
+    pub(crate) replica_acks: u32,
 }
 
 impl RedisConfig {
@@ -60,6 +64,7 @@ impl RedisConfig {
             command_timeout: DEFAULT_COMMAND_TIMEOUT,
             connect_timeout: DEFAULT_CONNECT_TIMEOUT,
             pubsub: PubSub::default(),
+            replica_acks: 0,
         })
     }
 
@@ -80,6 +85,7 @@ impl fmt::Debug for RedisConfig {
             .field("command_timeout", &self.command_timeout)
             .field("connect_timeout", &self.connect_timeout)
             .field("pubsub", &self.pubsub)
+            .field("replica_acks", &self.replica_acks)
             .finish_non_exhaustive()
     }
 }
@@ -99,6 +105,10 @@ struct Shared {
     health: watch::Sender<Health>,
     topics: Arc<Topics>,
     closing: CancellationToken,
+    /// Held by whoever waits for replicas: one at a time.
+    waiting: AsyncMutex<()>,
+    /// The server was found to evict keys, and that was said.
+    told_of_eviction: AtomicBool,
 }
 
 /// [`Health`], with what our own need besides.
@@ -132,6 +142,8 @@ impl RedisStore {
             health: watch::Sender::new(Health::Connecting),
             topics: Arc::default(),
             closing: CancellationToken::new(),
+            waiting: AsyncMutex::new(()),
+            told_of_eviction: AtomicBool::new(false),
             env: Arc::clone(env),
             config,
             client_id,
@@ -171,6 +183,18 @@ impl RedisStore {
 }
 
 impl Store for RedisStore {
+    fn ready(&self, timeout: Duration) -> Option<BoxFuture<()>> {
+        if self.shared.link_now().is_some() {
+            return None;
+        }
+        let shared = Arc::clone(&self.shared);
+        Some(Box::pin(async move {
+            let end = later(shared.env.now(), timeout);
+            // Whether there is one now, the call finds out for itself.
+            let _ = shared.link(end).await;
+        }))
+    }
+
     fn submit(&self, call: Call) -> BoxFuture<Result<Reply, NoReply>> {
         let shared = Arc::clone(&self.shared);
         Box::pin(async move {
@@ -290,13 +314,18 @@ impl Shared {
         }
     }
 
+    fn link_now(&self) -> Option<Arc<Link>> {
+        match &*self.state.borrow() {
+            State::Up(link) if !link.is_over() => Some(Arc::clone(link)),
+            _ => None,
+        }
+    }
+
     /// The connection, waited for until `end` at most, and only while an outage is young: a lasting
     /// one fails at once.
     async fn link(&self, end: Instant) -> Result<Arc<Link>, NoReply> {
-        if let State::Up(link) = &*self.state.borrow()
-            && !link.is_over()
-        {
-            return Ok(Arc::clone(link));
+        if let Some(link) = self.link_now() {
+            return Ok(link);
         }
         let mut state = self.state.subscribe();
         loop {
@@ -373,6 +402,8 @@ impl Shared {
         match decode(&value, &ops) {
             Ok(decoded) if decoded.attempt == attempt => {
                 link.clock().learn(sent, received, decoded.server_now_us);
+                let acknowledged = self.acknowledged(&link, &decoded.answers, end).await;
+                acknowledged.map_err(unanswered)?;
                 for answer in &decoded.answers {
                     if let Answer::Refused(refusal) = answer {
                         self.rebuild_if_demoted(&link, &refusal.message);

@@ -10,7 +10,7 @@
 --                      GONE 0 or 1          the hold is lost; what is there instead
 --           LATE                            past the deadline: nothing done
 -- Writes    SET of the counter, HSET, PEXPIRE; nothing for any answer but GRANTED and HELD
--- Repeat    safe: a copy finds its owner id and changes nothing
+-- Repeat    safe: a copy finds its owner id and changes nothing (it writes the same deadline again)
 
 local NO_COUNTER = 'CONFLICT the token counter is not a number that can be continued'
 
@@ -63,6 +63,10 @@ local function take(hash, counter, owner, lease_ms, floor, retention_ms)
   local left = call('PTTL', hash)
   if left ~= -2 then
     if call('HEXISTS', hash, owner) == 1 then
+      if left > 0 then
+        -- The same deadline: written, so that a WAIT on this connection speaks of this hold.
+        call('PEXPIRE', hash, left)
+      end
       local token = last_token(counter) or math.max(now_us, floor + 1)
       return GRANTED, token, left == -1 and lease_ms or left
     end

@@ -6,7 +6,7 @@
 -- Returns   RENEWED left  the deadline is at least a lease away
 --           GONE 0 or 1   this owner holds nothing, and nothing was made; what is there instead
 --           LATE          past the deadline: nothing done
--- Writes    PEXPIRE unless long enough already; HSET of another count
+-- Writes    PEXPIRE, if only of the same deadline; HSET of another count
 -- Repeat    safe: a copy only moves the deadline again
 
 local function renew(hash, owner, count, lease_ms)

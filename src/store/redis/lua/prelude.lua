@@ -75,13 +75,11 @@ local function gone(hash)
 end
 
 -- Moves the deadline of `hash` forward, never back, and gives it one if it has none. What is left.
+-- Writes in any case, so that a server which may not write confirms nothing.
 local function lengthen(hash, lease_ms)
-  local left = call('PTTL', hash)
-  if left >= lease_ms then
-    return left
-  end
-  call('PEXPIRE', hash, lease_ms)
-  return lease_ms
+  local left = math.max(call('PTTL', hash), lease_ms)
+  call('PEXPIRE', hash, left)
+  return left
 end
 
 -- Says "try again" to who waits, if nobody holds `hash` now. It is a hint and decides nothing.
