@@ -554,11 +554,14 @@ async fn callers_that_leave_at_any_time_of_a_pause_leave_nothing() {
     for caller in callers {
         caller.await.unwrap();
     }
+    // One command timeout after the end: until then an attempt may be on its way.
+    tokio::time::sleep(lease / 6).await;
     nothing_left(&server, &prefix).await;
     let mut monitor = server.monitor().await;
     // A hold would be renewed by then.
     tokio::time::sleep(lease * 2 / 5).await;
-    assert_eq!(calls_but_releases(&mut monitor, &prefix).await, 0);
+    let calls = calls_but_releases(&mut monitor, &prefix).await;
+    assert!(calls.is_empty(), "{calls:#?}");
     let report = client.close(secs(1)).await;
     assert_eq!((report.lost, report.unconfirmed), (0, 0));
 }

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use leasehold::{Error, LockClient, ReleaseOutcome};
 
-use crate::cancellation::calls_but_releases;
+use crate::cancellation::{all_scripts_known, calls_but_releases};
 use crate::common::*;
 
 const LEASE: Duration = secs(3);
@@ -26,6 +26,7 @@ async fn an_acquisition_whose_reply_is_lost_counts_once() {
     let cli = server().cli().await;
     for then in [Then::Close, Then::Reset, Then::Discard] {
         let client = client(&proxy.url(), LEASE, ms(100)).await;
+        all_scripts_known(&client).await;
         let mut monitor = server().monitor().await;
         let name = unique_name();
         let mut ctx = client.context();
@@ -33,7 +34,7 @@ async fn an_acquisition_whose_reply_is_lost_counts_once() {
         let outer = ctx.lock(name.as_str()).acquire().await.unwrap();
         assert!(lost.is_hit());
         assert!(
-            calls_but_releases(&mut monitor, &name).await >= 2,
+            calls_but_releases(&mut monitor, &name).await.len() >= 2,
             "it ran twice"
         );
         assert_eq!(cli.count(&name).await, Some(1), "{then:?}");
@@ -60,6 +61,7 @@ async fn an_acquisition_that_ran_many_times_counts_once() {
     let proxy = Proxy::start(server().port());
     let cli = server().cli().await;
     let client = client(&proxy.url(), LEASE, ms(50)).await;
+    all_scripts_known(&client).await;
     let mut monitor = server().monitor().await;
     let name = unique_name();
     proxy.inject(Fault::HoldReplies);
@@ -68,7 +70,7 @@ async fn an_acquisition_that_ran_many_times_counts_once() {
         tokio::spawn(async move { lock.acquire().await })
     };
     eventually(secs(2), "it ran twice", async || {
-        calls_but_releases(&mut monitor, &name).await >= 2
+        calls_but_releases(&mut monitor, &name).await.len() >= 2
     })
     .await;
     proxy.heal();
@@ -87,6 +89,7 @@ async fn a_release_whose_reply_is_lost_is_still_released() {
     let other = client(&server().url(), LEASE, ms(500)).await;
     for then in [Then::Close, Then::Reset, Then::Discard] {
         let client = client(&proxy.url(), LEASE, ms(500)).await;
+        all_scripts_known(&client).await;
         let name = unique_name();
         let guard = client.lock(name.as_str()).acquire().await.unwrap();
         let first = guard.fencing_token().unwrap();
@@ -140,6 +143,7 @@ async fn a_late_release_does_not_touch_the_next_hold_of_the_same_client() {
     let cli = server().cli().await;
     let name = unique_name();
     let client = client(&proxy.url(), ms(600), ms(100)).await;
+    all_scripts_known(&client).await;
     let mut ctx = client.context();
     for same_flow in [false, true] {
         let old = ctx.lock(name.as_str()).acquire().await.unwrap();
@@ -336,7 +340,7 @@ async fn an_unconfirmed_release_is_done_right_after_the_server_is_free_again() {
 
     let start = Instant::now();
     let outcome = guard.release().await;
-    assert!(start.elapsed() < ms(200), "{:?}", start.elapsed());
+    assert!(start.elapsed() < ms(400), "{:?}", start.elapsed());
     let ReleaseOutcome::Unconfirmed { at_most } = outcome else {
         panic!("{outcome:?}");
     };
@@ -351,6 +355,7 @@ async fn an_unconfirmed_release_is_done_right_after_the_server_is_free_again() {
     assert!(awake.elapsed() < ms(400), "{:?}", awake.elapsed());
     // A renewal would have come by now.
     tokio::time::sleep(ms(1100)).await;
-    assert_eq!(calls_but_releases(&mut monitor, &name).await, 0);
+    let calls = calls_but_releases(&mut monitor, &name).await;
+    assert!(calls.is_empty(), "{calls:#?}");
     nothing_left(&server, &name).await;
 }
