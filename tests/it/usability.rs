@@ -226,7 +226,7 @@ async fn errors_tell_the_next_step() {
     let silent = silent.unwrap_err();
     assert!(matches!(silent, Error::Indeterminate { .. }), "{silent:?}");
     told(&silent, true, true);
-    server.cont();
+    // Not woken before: it would grant what was asked for, and the next in line would have it.
     server.kill();
     let gone = client.lock(name.as_str()).acquire_timeout(ms(200)).await;
     let gone = gone.unwrap_err();
