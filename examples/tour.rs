@@ -208,8 +208,10 @@ impl Store {
             .await
     }
 
+    /// Removes everything of this tour: also the lock's token counter, which would last an hour.
     async fn remove(&self) -> Result<()> {
-        self.call("DEL", vec![self.key("data"), self.key("plain")])
+        let counter = self.key(&format!("token:{{{LOCK}}}"));
+        self.call("DEL", vec![self.key("data"), self.key("plain"), counter])
             .await
     }
 }

@@ -84,6 +84,7 @@ impl Queues {
                 waker: None,
                 stalled: false,
                 hinted: false,
+                waited: !state.waiters.is_empty(),
             }),
         });
         state.next += 1;
@@ -190,6 +191,8 @@ struct WaiterState {
     /// Did not answer its last offer, and has not been polled since.
     stalled: bool,
     hinted: bool,
+    /// Others were before it, in line or with the lock: a slow answer alone is no waiting.
+    waited: bool,
 }
 
 enum WaitPhase {
@@ -232,13 +235,13 @@ impl Ticket {
         let mut state = self.waiter.state.lock();
         match std::mem::replace(&mut state.phase, WaitPhase::Gone) {
             WaitPhase::Offered(hold, appointment) => {
+                let waited = state.waited;
                 drop(state);
                 self.line.engine.watchdog.cancel(appointment);
                 if let Some(level) = hold.claim(&self.waiter.wish.terms) {
                     self.claimed = true;
                     self.line.claimed(&self.waiter, &hold);
-                    let waited = self.line.engine.now() - self.waiter.joined;
-                    let waited = (waited > Duration::from_millis(1)).then_some(waited);
+                    let waited = waited.then(|| self.line.engine.now() - self.waiter.joined);
                     observe::acquired(
                         &self.line.engine,
                         &self.line.name,
@@ -495,6 +498,9 @@ impl Line {
         match answered.answer {
             Answer::Taken { remaining_ms } => {
                 self.resolve_once();
+                for waiter in self.state.lock().waiters.values() {
+                    waiter.state.lock().waited = true;
+                }
                 Next::Taken(remaining_ms.map(Duration::from_millis))
             }
             Answer::Refused(refusal) => {

@@ -258,7 +258,8 @@ impl LockGuard {
         self.renew("confirm", Duration::from_millis(1)).await
     }
 
-    /// Makes the lease at least `lease` long from now; never shortens it.
+    /// Makes the lease at least `lease` long from now; never shortens it, and never lengthens it beyond
+    /// [`max_hold`](crate::Lock::max_hold).
     ///
     /// # Errors
     ///

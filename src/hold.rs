@@ -35,7 +35,7 @@ use crate::engine::Engine;
 use crate::env::later;
 use crate::fencing::FencingToken;
 use crate::guard::{LossReason, ReleaseOutcome};
-use crate::lease::{Term, margin};
+use crate::lease::Term;
 use crate::observe;
 use crate::store::{Answer, Instead, Op, OwnerId, Verb};
 use crate::watchdog::{Appointment, Timed};
@@ -175,8 +175,13 @@ impl Hold {
             return None;
         }
         state.phase = Phase::Held;
+        // Counted from the sending: where the lease was cut for it, both end together.
+        let mut ends = terms.max_hold.map(|max| later(state.since, max));
+        if terms.first_lease() < terms.lease {
+            ends = ends.map(|ends| ends.min(state.term.end));
+        }
         state.since = now;
-        let level = state.add_level(terms, now);
+        let level = state.add_level(terms, ends);
         if terms.renewed {
             let left = state.term.end.saturating_duration_since(now);
             let two_thirds = terms.first_lease() * 2 / 3;
@@ -204,7 +209,7 @@ impl Hold {
             Phase::Lost(reason) => return Entered::Lost(reason),
             Phase::Offered | Phase::Releasing | Phase::Ended => return Entered::Over,
         }
-        let level = state.add_level(terms, now);
+        let level = state.add_level(terms, terms.max_hold.map(|max| later(now, max)));
         let depth = state.depth();
         if terms.renewed && state.renew_at.is_none() && state.late_at.is_none() {
             state.renew_at = Some(later(now, terms.lease / 3));
@@ -229,7 +234,7 @@ impl Hold {
             let state = self.state.lock();
             match state.phase {
                 Phase::Lost(reason) => return Err(reason),
-                Phase::Held => state.over(now, self.lease),
+                Phase::Held => state.over(now),
                 Phase::Offered | Phase::Releasing | Phase::Ended => None,
             }
         };
@@ -379,10 +384,12 @@ impl Hold {
 
     /// An operation on this hold under a new attempt: used by `confirm`, `extend` and the watchdog.
     pub(crate) fn renewal(&self, lease: Duration, requester: Box<dyn Requester>) -> Job {
-        let (count, deadline) = {
+        let now = self.engine.now();
+        let (count, lease, deadline) = {
             let mut state = self.state.lock();
+            let lease = state.cut(lease, now);
             state.asked = state.asked.max(Some(lease));
-            (state.depth().max(1), state.term.deadline)
+            (state.depth().max(1), lease, state.term.deadline)
         };
         let verb = Verb::Renew {
             owner: self.owner,
@@ -407,14 +414,16 @@ impl Hold {
         give_up: Instant,
         requester: Box<dyn Requester>,
     ) -> Job {
-        {
+        let lease = {
             let mut state = self.state.lock();
+            let lease = state.cut(lease, self.engine.now());
             state.asked = state.asked.max(Some(lease));
-        }
+            lease
+        };
         let verb = Verb::Acquire {
             owner: self.owner,
             count,
-            lease_ms: millis(lease),
+            lease_ms: millis(lease).max(1),
             token: self.engine.token_rule(&self.name),
         };
         Job::new(self.op(verb), self.command_timeout(), give_up, requester)
@@ -542,11 +551,11 @@ impl Timed for Hold {
                 }
                 return;
             }
-            let due = if let Some(reason) = state.over(now, self.lease) {
+            let due = if let Some(reason) = state.over(now) {
                 Due::Lose(reason)
             } else if let Some(at) = state.renew_at.filter(|at| *at <= now) {
                 state.renew_at = None;
-                match state.lease_to_ask(now) {
+                match state.renewed_lease() {
                     Some(lease) => {
                         // From when it was due: our own lateness counts as well.
                         state.late_at = Some(later(at, self.lease / 3));
@@ -609,14 +618,14 @@ impl State {
         u32::try_from(self.levels.len()).unwrap_or(u32::MAX)
     }
 
-    fn add_level(&mut self, terms: &Terms, now: Instant) -> u32 {
+    fn add_level(&mut self, terms: &Terms, ends: Option<Instant>) -> u32 {
         let id = self.next_level;
         self.next_level = self.next_level.wrapping_add(1);
         self.levels.push(Level {
             id,
             renewed: terms.renewed,
             lease: terms.lease,
-            ends: terms.max_hold.map(|max| later(now, max)),
+            ends,
         });
         id
     }
@@ -633,15 +642,18 @@ impl State {
     }
 
     /// Why it is over by the clock, if it is.
-    fn over(&self, now: Instant, lease: Duration) -> Option<LossReason> {
-        // A lease that was cut to end with `max_hold` has its deadline a little before that.
-        let nearly = margin(lease) * 2 + lease / 6;
-        match self.ends() {
-            Some(ends) if ends <= now => Some(LossReason::MaxHold),
-            _ if now < self.term.deadline => None,
-            Some(ends) if ends <= later(now, nearly) => Some(LossReason::MaxHold),
-            _ => Some(LossReason::DeadlinePassed),
+    fn over(&self, now: Instant) -> Option<LossReason> {
+        let ends = self.ends();
+        if now < self.term.deadline && ends.is_none_or(|ends| now < ends) {
+            return None;
         }
+        // A lease that was confirmed up to there ends with `max_hold`, though our deadline comes a
+        // little before; one that ends earlier was not renewed.
+        Some(if ends.is_some_and(|ends| ends <= self.term.end) {
+            LossReason::MaxHold
+        } else {
+            LossReason::DeadlinePassed
+        })
     }
 
     /// The longest lease of a renewed level; `None` if none is.
@@ -653,13 +665,10 @@ impl State {
             .max()
     }
 
-    /// The lease a renewal asks for: cut so that it does not outlive `max_hold`.
-    fn lease_to_ask(&self, now: Instant) -> Option<Duration> {
-        let lease = self.renewed_lease()?;
-        Some(
-            self.ends()
-                .map_or(lease, |ends| lease.min(ends.saturating_duration_since(now))),
-        )
+    /// As much of a lease to ask for as does not outlive `max_hold`.
+    fn cut(&self, lease: Duration, now: Instant) -> Duration {
+        self.ends()
+            .map_or(lease, |ends| lease.min(ends.saturating_duration_since(now)))
     }
 
     fn next_appointment(&self) -> Instant {

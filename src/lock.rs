@@ -340,10 +340,9 @@ impl Lock {
             Budget::Unlimited | Budget::Once => later(engine.now(), engine.config.lease),
         };
         let (reply, answer) = oneshot::channel();
-        let lease = terms.first_lease();
         engine
             .dispatcher
-            .post(hold.nested(count, lease, give_up, Box::new(Asked { reply })));
+            .post(hold.nested(count, terms.lease, give_up, Box::new(Asked { reply })));
         let unanswered = |cause: Cause| Error::Indeterminate {
             name: self.name.to_string(),
             operation: "acquire",

@@ -7,14 +7,23 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod acl;
 mod api;
+mod bad_input;
 mod cancellation;
 mod chaos;
 mod drops;
+mod events;
 mod exclusion;
 mod harness;
+mod outage;
 mod reentrancy;
 mod replay;
 mod retries;
 mod server_faults;
 mod slice;
+mod time;
+mod tokens;
+mod usability;
+mod waiting;
+mod watchdog;
