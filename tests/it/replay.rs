@@ -16,7 +16,7 @@ use crate::cancellation::all_scripts_known;
 use crate::common::*;
 
 const LEASE: Duration = secs(3);
-const COMMAND_TIMEOUT: Duration = ms(50);
+const COMMAND_TIMEOUT: Duration = ms(150);
 
 /// A client behind a proxy that records what it sends about one name.
 struct Recorded {
