@@ -89,6 +89,8 @@ pub(crate) struct Job {
     once: bool,
     requester: Option<Box<dyn Requester>>,
     progress: Progress,
+    /// Counts this job for as long as it exists; see `Dispatcher::open_releases`.
+    counted: Option<Arc<()>>,
 }
 
 #[derive(Debug, Default)]
@@ -115,6 +117,7 @@ impl Job {
             once: false,
             requester: Some(requester),
             progress: Progress::default(),
+            counted: None,
         }
     }
 
@@ -129,6 +132,7 @@ impl Job {
             once: false,
             requester: None,
             progress: Progress::default(),
+            counted: None,
         }
     }
 
@@ -221,6 +225,8 @@ pub(crate) struct Dispatcher {
     work: Notify,
     idle: Notify,
     attempts: AtomicU64,
+    /// One clone of this is in every final release that is posted and not done.
+    releases: Arc<()>,
 }
 
 #[derive(Default)]
@@ -290,6 +296,7 @@ impl Dispatcher {
             work: Notify::new(),
             idle: Notify::new(),
             attempts: AtomicU64::new(1),
+            releases: Arc::default(),
         }
     }
 
@@ -310,10 +317,11 @@ impl Dispatcher {
                 }
                 state.lanes.insert(owner, VecDeque::new());
             }
-            if let Some(owner) = job.ends()
-                && let Some(lane) = state.lanes.get_mut(&owner)
-            {
-                overtaken = std::mem::take(lane);
+            if let Some(owner) = job.ends() {
+                job.counted = Some(Arc::clone(&self.releases));
+                if let Some(lane) = state.lanes.get_mut(&owner) {
+                    overtaken = std::mem::take(lane);
+                }
             }
             state.enqueue(job);
         }
@@ -363,14 +371,9 @@ impl Dispatcher {
         self.work.notify_one();
     }
 
-    /// Operations posted and not done.
-    pub(crate) fn outstanding(&self) -> usize {
-        let state = self.state.lock();
-        state.in_flight
-            + state.urgent.len()
-            + state.acquires.len()
-            + state.delayed.len()
-            + state.lanes.values().map(VecDeque::len).sum::<usize>()
+    /// Final releases posted and not done: of these holds it is not certain that they are over.
+    pub(crate) fn open_releases(&self) -> usize {
+        Arc::strong_count(&self.releases) - 1
     }
 
     /// Serves the queue until told to finish.

@@ -226,7 +226,6 @@ async fn errors_tell_the_next_step() {
     let silent = silent.unwrap_err();
     assert!(matches!(silent, Error::Indeterminate { .. }), "{silent:?}");
     told(&silent, true, true);
-    server.cont();
     server.kill();
     let gone = client.lock(name.as_str()).acquire_timeout(ms(200)).await;
     let gone = gone.unwrap_err();
@@ -337,7 +336,9 @@ async fn close_returns_in_time_when_the_server_is_silent() {
     let started = Instant::now();
     let report = client.close(ms(800)).await;
     assert!(started.elapsed() < ms(1000), "{:?}", started.elapsed());
-    assert_eq!((report.lost, report.unconfirmed), (100, 100));
+    assert_eq!(report.lost, 100);
+    // Of each of the holds, and perhaps of what a waiter's unanswered attempt may have taken.
+    assert!((100..=200).contains(&report.unconfirmed), "{report:?}");
     for waiter in busy.waiting {
         assert!(matches!(waiter.await.unwrap(), Err(Error::Closed)));
     }
