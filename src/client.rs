@@ -181,7 +181,7 @@ impl LockClient {
         }
         until(env, end, engine.dispatcher.until_idle()).await;
         until(env, end, engine.retract()).await;
-        report.unconfirmed = report.unconfirmed.max(engine.dispatcher.outstanding());
+        report.unconfirmed = report.unconfirmed.max(engine.dispatcher.releases());
         engine.end();
         report
     }

@@ -16,7 +16,7 @@
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
@@ -87,6 +87,8 @@ pub(crate) struct Job {
     /// Held by acquisitions, so that their number is bounded.
     permit: Option<OwnedSemaphorePermit>,
     once: bool,
+    /// Set for a release somebody waits for, while it is not done.
+    counted: Option<Counted>,
     requester: Option<Box<dyn Requester>>,
     progress: Progress,
 }
@@ -113,6 +115,7 @@ impl Job {
             sit_out_us: None,
             permit: None,
             once: false,
+            counted: None,
             requester: Some(requester),
             progress: Progress::default(),
         }
@@ -127,6 +130,7 @@ impl Job {
             sit_out_us: None,
             permit: None,
             once: false,
+            counted: None,
             requester: None,
             progress: Progress::default(),
         }
@@ -183,6 +187,7 @@ impl Job {
 
     fn tell(&mut self, outcome: Outcome) {
         self.permit = None;
+        self.counted = None;
         if let Some(requester) = self.requester.take() {
             requester.done(outcome);
         }
@@ -213,6 +218,22 @@ impl fmt::Debug for Job {
     }
 }
 
+/// One of the releases under way.
+struct Counted(Arc<AtomicUsize>);
+
+impl Counted {
+    fn new(releases: &Arc<AtomicUsize>) -> Self {
+        releases.fetch_add(1, Ordering::Relaxed);
+        Self(Arc::clone(releases))
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 /// The queue of one client's operations, and the task that serves it.
 pub(crate) struct Dispatcher {
     env: SharedEnv,
@@ -221,6 +242,7 @@ pub(crate) struct Dispatcher {
     work: Notify,
     idle: Notify,
     attempts: AtomicU64,
+    releases: Arc<AtomicUsize>,
 }
 
 #[derive(Default)]
@@ -290,6 +312,7 @@ impl Dispatcher {
             work: Notify::new(),
             idle: Notify::new(),
             attempts: AtomicU64::new(1),
+            releases: Arc::default(),
         }
     }
 
@@ -310,10 +333,14 @@ impl Dispatcher {
                 }
                 state.lanes.insert(owner, VecDeque::new());
             }
-            if let Some(owner) = job.ends()
-                && let Some(lane) = state.lanes.get_mut(&owner)
-            {
-                overtaken = std::mem::take(lane);
+            if let Some(owner) = job.ends() {
+                job.counted = job
+                    .requester
+                    .is_some()
+                    .then(|| Counted::new(&self.releases));
+                if let Some(lane) = state.lanes.get_mut(&owner) {
+                    overtaken = std::mem::take(lane);
+                }
             }
             state.enqueue(job);
         }
@@ -363,14 +390,9 @@ impl Dispatcher {
         self.work.notify_one();
     }
 
-    /// Operations posted and not done.
-    pub(crate) fn outstanding(&self) -> usize {
-        let state = self.state.lock();
-        state.in_flight
-            + state.urgent.len()
-            + state.acquires.len()
-            + state.delayed.len()
-            + state.lanes.values().map(VecDeque::len).sum::<usize>()
+    /// Releases posted and not answered.
+    pub(crate) fn releases(&self) -> usize {
+        self.releases.load(Ordering::Relaxed)
     }
 
     /// Serves the queue until told to finish.

@@ -146,4 +146,47 @@ mod tests {
         assert!(validate_name(&"x".repeat(MAX_NAME_BYTES)).is_ok());
         assert!(validate_name(&"x".repeat(MAX_NAME_BYTES + 1)).is_err());
     }
+    /// B73: a cluster refuses a script whose keys lie in different slots. Whatever the name, those of
+    /// one name share theirs; and no two names share a key.
+    #[test]
+    fn all_keys_of_any_name_share_one_slot_under_a_prefix() {
+        use std::cell::RefCell;
+        use std::collections::HashMap;
+
+        use fred::util::redis_keyslot;
+        use proptest::prelude::*;
+        use proptest::test_runner::TestRunner;
+
+        let odd = prop_oneof![
+            "[{}%:a]{1,8}",
+            ".{1,40}",
+            any::<String>().prop_filter("no name", |name| !name.is_empty()),
+            (1_usize..=MAX_NAME_BYTES).prop_map(|bytes| "}".repeat(bytes)),
+            Just("\0".to_owned()),
+            Just("{}".to_owned()),
+            Just("{}x".to_owned()),
+        ];
+        let seen: RefCell<HashMap<String, String>> = RefCell::default();
+        let mut runner = TestRunner::default();
+        let scheme = KeyScheme::Prefix("app:v-1".into());
+        let result = runner.run(&odd, |name| {
+            validate_name(&name).unwrap();
+            let keys = [
+                scheme.hash(&name),
+                scheme.token(&name),
+                scheme.channel(&name),
+            ];
+            let slots = keys.each_ref().map(|key| redis_keyslot(key.as_bytes()));
+            prop_assert!(slots.iter().all(|slot| *slot == slots[0]), "{:?}", slots);
+            for key in &keys {
+                prop_assert!(key.starts_with("app:v-1:"));
+                prop_assert_eq!(key.matches('{').count(), 1);
+            }
+            let [hash, ..] = keys;
+            let earlier = seen.borrow_mut().insert(hash, name.clone());
+            prop_assert!(earlier.is_none_or(|earlier| earlier == name));
+            Ok(())
+        });
+        result.unwrap();
+    }
 }

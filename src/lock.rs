@@ -120,7 +120,7 @@ impl Lock {
     ///
     /// # Panics
     ///
-    /// Never, also outside a Tokio runtime.
+    /// In a Tokio runtime without timers (`enable_time`). Outside of any runtime it works.
     pub async fn acquire(&mut self) -> Result<LockGuard, Error> {
         match self.enter(Budget::Unlimited).await? {
             Some(guard) => Ok(guard),

@@ -7,9 +7,12 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod acl;
 mod api;
+mod bad_input;
 mod cancellation;
 mod chaos;
+mod drops;
 mod events;
 mod exclusion;
 mod harness;
@@ -20,5 +23,7 @@ mod retries;
 mod server_faults;
 mod slice;
 mod time;
+mod tokens;
+mod usability;
 mod waiting;
 mod watchdog;

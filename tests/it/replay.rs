@@ -12,10 +12,11 @@ use std::time::Duration;
 
 use leasehold::{LockClient, LossReason, ReleaseOutcome};
 
+use crate::cancellation::all_scripts_known;
 use crate::common::*;
 
 const LEASE: Duration = secs(3);
-const COMMAND_TIMEOUT: Duration = ms(50);
+const COMMAND_TIMEOUT: Duration = ms(150);
 
 /// A client behind a proxy that records what it sends about one name.
 struct Recorded {
@@ -35,8 +36,10 @@ struct Shown {
 impl Recorded {
     async fn start() -> Self {
         let proxy = Proxy::start(server().port());
+        let client = client(&proxy.url()).await;
+        all_scripts_known(&client).await;
         Self {
-            client: client(&proxy.url()).await,
+            client,
             cli: server().cli().await,
             proxy,
             name: unique_name(),

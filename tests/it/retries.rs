@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use leasehold::{Error, LockClient, ReleaseOutcome};
 
+use crate::cancellation::{all_scripts_known, calls_but_releases};
 use crate::common::*;
 
 const LEASE: Duration = secs(3);
@@ -17,15 +18,6 @@ async fn client(url: &str, lease: Duration, command_timeout: Duration) -> LockCl
         .unwrap()
 }
 
-/// Script calls about `name` that a release is not: those tell its channel.
-async fn calls_but_releases(monitor: &mut Monitor, name: &str) -> usize {
-    monitor
-        .count(|line| {
-            line.contains("\"EVAL") && line.contains(name) && !line.contains("lock__channel:")
-        })
-        .await
-}
-
 /// B01, B07: an acquisition that ran and was not answered is sent again, and counts once. The client
 /// library would have sent it again by itself, and the server would have counted two.
 #[tokio::test]
@@ -34,6 +26,7 @@ async fn an_acquisition_whose_reply_is_lost_counts_once() {
     let cli = server().cli().await;
     for then in [Then::Close, Then::Reset, Then::Discard] {
         let client = client(&proxy.url(), LEASE, ms(100)).await;
+        all_scripts_known(&client).await;
         let mut monitor = server().monitor().await;
         let name = unique_name();
         let mut ctx = client.context();
@@ -41,7 +34,7 @@ async fn an_acquisition_whose_reply_is_lost_counts_once() {
         let outer = ctx.lock(name.as_str()).acquire().await.unwrap();
         assert!(lost.is_hit());
         assert!(
-            calls_but_releases(&mut monitor, &name).await >= 2,
+            calls_but_releases(&mut monitor, &name).await.len() >= 2,
             "it ran twice"
         );
         assert_eq!(cli.count(&name).await, Some(1), "{then:?}");
@@ -68,6 +61,7 @@ async fn an_acquisition_that_ran_many_times_counts_once() {
     let proxy = Proxy::start(server().port());
     let cli = server().cli().await;
     let client = client(&proxy.url(), LEASE, ms(50)).await;
+    all_scripts_known(&client).await;
     let mut monitor = server().monitor().await;
     let name = unique_name();
     proxy.inject(Fault::HoldReplies);
@@ -76,7 +70,7 @@ async fn an_acquisition_that_ran_many_times_counts_once() {
         tokio::spawn(async move { lock.acquire().await })
     };
     eventually(secs(2), "it ran twice", async || {
-        calls_but_releases(&mut monitor, &name).await >= 2
+        calls_but_releases(&mut monitor, &name).await.len() >= 2
     })
     .await;
     proxy.heal();
@@ -95,6 +89,7 @@ async fn a_release_whose_reply_is_lost_is_still_released() {
     let other = client(&server().url(), LEASE, ms(500)).await;
     for then in [Then::Close, Then::Reset, Then::Discard] {
         let client = client(&proxy.url(), LEASE, ms(500)).await;
+        all_scripts_known(&client).await;
         let name = unique_name();
         let guard = client.lock(name.as_str()).acquire().await.unwrap();
         let first = guard.fencing_token().unwrap();
@@ -147,9 +142,12 @@ async fn a_late_release_does_not_touch_the_next_hold_of_the_same_client() {
     let proxy = Proxy::start(server().port());
     let cli = server().cli().await;
     let name = unique_name();
-    let client = client(&proxy.url(), ms(600), ms(100)).await;
+    let client = client(&proxy.url(), LEASE, ms(200)).await;
+    all_scripts_known(&client).await;
     let mut ctx = client.context();
     for same_flow in [false, true] {
+        let mut monitor = server().monitor().await;
+        let sent_before = proxy.count(&bytes(channel(&name)));
         let old = ctx.lock(name.as_str()).acquire().await.unwrap();
         let frozen = proxy.inject(Fault::request(bytes(&name), Act::Hold));
         // In the background: the answer is not needed, and would be waited for.
@@ -163,12 +161,17 @@ async fn a_late_release_does_not_touch_the_next_hold_of_the_same_client() {
         let held = next.lock(name.as_str()).acquire().await.unwrap();
         let hash = cli.hash(&name).await;
         assert_eq!(hash.len(), 1);
+
         frozen.release();
-        // The held bytes are with the server as soon as an answer to them, or the end of that
-        // connection, is: ask until the number of its connections is down to those in use.
-        proxy.heal();
-        held.confirm().await.unwrap();
+        let sent = proxy.count(&bytes(channel(&name))) - sent_before;
+        eventually(secs(2), "all copies of the release have run", async || {
+            let release = |line: &str| line.contains("\"EVAL") && line.contains(&channel(&name));
+            monitor.count(release).await >= sent
+        })
+        .await;
+        assert!(sent > 1, "the release was sent again meanwhile");
         assert_eq!(cli.hash(&name).await, hash);
+        held.confirm().await.unwrap();
         assert_eq!(held.release().await, ReleaseOutcome::Released);
         nothing_left(server(), &name).await;
     }
@@ -279,36 +282,55 @@ async fn count(port: u16, name: &str) -> Option<i64> {
     )
 }
 
+/// Measures whether something ends on time, on a machine that may be late itself: a timer of the same
+/// length runs beside it.
+struct OnTime {
+    start: Instant,
+    timer: tokio::task::JoinHandle<Duration>,
+}
+
+fn on_time(limit: Duration) -> OnTime {
+    let start = Instant::now();
+    let timer = tokio::spawn(async move {
+        tokio::time::sleep(limit).await; // the control
+        start.elapsed()
+    });
+    OnTime { start, timer }
+}
+
+impl OnTime {
+    async fn check(self) {
+        let took = self.start.elapsed();
+        let timer = self.timer.await.unwrap();
+        assert!(took < timer + ms(100), "{took:?}; a timer took {timer:?}");
+    }
+}
+
 /// B08: the time limit of a call holds for scripts too. The client library ignores it there.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_time_limit_holds_while_the_server_is_paused() {
     let server = Server::start();
     let client = client(&server.url(), secs(1), ms(100)).await;
+    all_scripts_known(&client).await;
     let name = unique_name();
     let cli = server.cli().await;
-    cli.cmd(&["CLIENT", "PAUSE", "800", "ALL"]).await.ok();
+    cli.cmd(&["CLIENT", "PAUSE", "1000", "ALL"]).await.ok();
 
-    let start = Instant::now();
+    let unanswered = |error: &Error| {
+        matches!(
+            error,
+            Error::Indeterminate { .. } | Error::Unreachable { .. }
+        )
+    };
+    let on_time = on_time(ms(200));
     let late = client.lock(name.as_str()).acquire_timeout(ms(200)).await;
-    assert!(
-        matches!(
-            late,
-            Err(Error::Indeterminate { .. } | Error::Unreachable { .. })
-        ),
-        "{late:?}"
-    );
-    assert!(start.elapsed() < ms(300), "{:?}", start.elapsed());
+    on_time.check().await;
+    assert!(unanswered(&late.unwrap_err()));
 
-    let start = Instant::now();
+    let on_time = self::on_time(ms(100));
     let tried = client.lock(name.as_str()).try_acquire().await;
-    assert!(
-        matches!(
-            tried,
-            Err(Error::Indeterminate { .. } | Error::Unreachable { .. })
-        ),
-        "{tried:?}"
-    );
-    assert!(start.elapsed() < ms(250), "{:?}", start.elapsed());
+    on_time.check().await;
+    assert!(unanswered(&tried.unwrap_err()));
 
     // What had been sent runs when the pause is over, and leaves nothing.
     let guard = client
@@ -344,7 +366,7 @@ async fn an_unconfirmed_release_is_done_right_after_the_server_is_free_again() {
 
     let start = Instant::now();
     let outcome = guard.release().await;
-    assert!(start.elapsed() < ms(200), "{:?}", start.elapsed());
+    assert!(start.elapsed() < ms(400), "{:?}", start.elapsed());
     let ReleaseOutcome::Unconfirmed { at_most } = outcome else {
         panic!("{outcome:?}");
     };
@@ -359,6 +381,7 @@ async fn an_unconfirmed_release_is_done_right_after_the_server_is_free_again() {
     assert!(awake.elapsed() < ms(400), "{:?}", awake.elapsed());
     // A renewal would have come by now.
     tokio::time::sleep(ms(1100)).await;
-    assert_eq!(calls_but_releases(&mut monitor, &name).await, 0);
+    let calls = calls_but_releases(&mut monitor, &name).await;
+    assert!(calls.is_empty(), "{calls:#?}");
     nothing_left(&server, &name).await;
 }

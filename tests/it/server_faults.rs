@@ -262,15 +262,11 @@ async fn failed_save_is_a_typed_error_until_it_is_mended() {
 /// outlives that, and callers get in.
 #[tokio::test]
 async fn loading_after_a_restart_is_waited_out() {
-    let server = Server::start_with(&[
-        "--key-load-delay",
-        "1000",
-        "--loading-process-events-interval-bytes",
-        "1024",
-    ]);
+    // While it loads, a server looks at its clients once in two megabytes.
+    let server = Server::start_with(&["--key-load-delay", "1000", "--rdbcompression", "no"]);
     let cli = server.cli().await;
-    let filler = "x".repeat(200);
-    for i in 0..300 {
+    let filler = "x".repeat(16_000);
+    for i in 0..600 {
         cli.cmd(&["SET", &format!("filler:{i}"), &filler])
             .await
             .ok();

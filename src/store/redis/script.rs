@@ -30,7 +30,7 @@ impl Script {
     /// The same script, told the time (µs) by its last argument instead of the server.
     #[cfg(test)]
     pub(crate) fn with_time_as_argument(&self) -> Self {
-        const READING: &str = "redis.call('TIME')";
+        const READING: &str = "redis.pcall('TIME')";
         assert_eq!(self.text.matches(READING).count(), 1, "one reading of time");
         Self::new(self.text.replace(READING, "{0, ARGV[#ARGV]}"))
     }

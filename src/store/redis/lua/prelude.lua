@@ -34,7 +34,10 @@ local function op_count(keys_each, args_before, args_each)
   return count
 end
 
-local time = redis.call('TIME') -- the one reading of the clock
+local time = redis.pcall('TIME') -- the one reading of the clock
+if time.err then
+  return {err = time.err .. ' (TIME)'}
+end
 local now_us = time[1] * 1000000 + time[2]
 local late = now_us > whole(2, 0)
 local reply = {ARGV[1], now_us}

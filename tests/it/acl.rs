@@ -1,0 +1,262 @@
+//! The access rules of docs/acl.md, word for word: enough for a whole life, and what happens without
+//! some of them.
+
+use leasehold::{Error, KeyScheme, LockClient, LossReason, PubSub, ReleaseOutcome};
+
+use crate::common::*;
+
+/// The rules in docs/acl.md under this heading: the lines of the first fenced block after it.
+fn documented(heading: &str) -> Vec<String> {
+    let text = include_str!("../../docs/acl.md");
+    let (_, section) = text.split_once(&format!("## {heading}\n")).unwrap();
+    let (_, block) = section.split_once("```text\n").unwrap();
+    let (block, _) = block.split_once("```").unwrap();
+    block.split_whitespace().map(str::to_owned).collect()
+}
+
+/// A server with the user `app`, who has these rules and no others.
+async fn server_with(rules: &[String]) -> Server {
+    let server = Server::start();
+    allow(&server, rules).await;
+    server
+}
+
+async fn allow(server: &Server, rules: &[String]) {
+    let mut command = vec!["ACL", "SETUSER", "app", "reset", "on", ">pw"];
+    command.extend(rules.iter().map(String::as_str));
+    server.cmd(&command).await.ok();
+}
+
+fn builder(server: &Server, scheme: &KeyScheme) -> leasehold::LockClientBuilder {
+    LockClient::builder()
+        .url(format!("redis://app:pw@127.0.0.1:{}", server.port()))
+        .key_scheme(scheme.clone())
+        .lease(ms(900))
+        .label("acl")
+}
+
+fn words(error: &Error) -> String {
+    let mut words = error.to_string();
+    let mut source = std::error::Error::source(error);
+    while let Some(cause) = source {
+        words = format!("{words}: {cause}");
+        source = cause.source();
+    }
+    words
+}
+
+/// Everything a lock does, all of it permitted: nothing is refused, not even silently.
+async fn a_whole_life(server: &Server, client: LockClient, messages: bool) {
+    let cli = server.cli().await;
+    cli.cmd(&["ACL", "LOG", "RESET"]).await.ok();
+    let name = format!("order:{}", unique_name());
+    let mut ctx = client.context();
+    let outer = ctx.lock(name.as_str()).acquire().await.unwrap();
+    let inner = ctx.lock(name.as_str()).acquire().await.unwrap();
+    outer.confirm().await.unwrap();
+    outer.extend(ms(1200)).await.unwrap();
+    assert_eq!(
+        inner.release().await,
+        ReleaseOutcome::StillHeld { depth: 1 }
+    );
+    let mut second = client.lock(name.as_str());
+    let waiting = tokio::spawn(async move { second.acquire().await });
+    if messages {
+        eventually(secs(5), "listened for", async || {
+            let seen = client.inspect(name.as_str()).await.unwrap();
+            seen.waiting == Some(1)
+        })
+        .await;
+    }
+    eventually(secs(5), "announced", async || {
+        let seen = client.inspect(name.as_str()).await.unwrap();
+        seen.holder.unwrap().label.as_deref() == Some("acl")
+    })
+    .await;
+    let seen = client.inspect(name.as_str()).await.unwrap();
+    assert_eq!(seen.token, outer.fencing_token().ok());
+    assert!(seen.holder.unwrap().remaining.is_some());
+    // Longer than the lease: it is renewed. The passing of time is the subject.
+    tokio::time::sleep(ms(1300)).await;
+    assert!(outer.is_held());
+    // The scripts are forgotten: in full again.
+    cli.cmd(&["SCRIPT", "FLUSH"]).await.ok();
+    assert_eq!(outer.release().await, ReleaseOutcome::Released);
+    let granted = waiting.await.unwrap().unwrap();
+    assert!(client.force_release(name.as_str()).await.unwrap());
+    assert_eq!(
+        granted.release().await,
+        ReleaseOutcome::Lost(LossReason::Forced)
+    );
+    drop(client.lock(name.as_str()).acquire().await.unwrap());
+    nothing_left(server, &name).await;
+    let report = client.close(secs(2)).await;
+    assert_eq!((report.lost, report.unconfirmed), (0, 0));
+    let infos = cli.keys_with("client:").await;
+    assert!(infos.is_empty(), "{infos:?}");
+    let refused = cli.cmd(&["ACL", "LOG"]).await.list();
+    assert!(!messages || refused.is_empty(), "{refused:?}");
+}
+
+fn prefix() -> KeyScheme {
+    KeyScheme::Prefix("app".to_owned())
+}
+
+/// B72: the documented rules are enough for names under one prefix in Redisson's scheme.
+#[tokio::test]
+async fn documented_rules_for_redissons_names_are_enough() {
+    let server = server_with(&documented("Redisson's names")).await;
+    let client = builder(&server, &KeyScheme::Redisson)
+        .build()
+        .await
+        .unwrap();
+    a_whole_life(&server, client, true).await;
+}
+
+/// B72: the documented rules are enough for a prefix of ours.
+#[tokio::test]
+async fn documented_rules_for_a_prefix_are_enough() {
+    let server = server_with(&documented("A prefix")).await;
+    let client = builder(&server, &prefix()).build().await.unwrap();
+    a_whole_life(&server, client, true).await;
+}
+
+/// B72: every one of the documented commands is there for something: without it something fails, or
+/// is refused silently. Else the list would grow for ever.
+#[tokio::test]
+async fn every_documented_command_is_needed() {
+    let rules = documented("A prefix");
+    let server = server_with(&rules).await;
+    let mut monitor = server.monitor().await;
+    let client = builder(&server, &prefix()).build().await.unwrap();
+    a_whole_life(&server, client, true).await;
+    // A full hash in other use, and the user's last wait ended: what else there is to call.
+    let client = builder(&server, &prefix()).build().await.unwrap();
+    let cli = server.cli().await;
+    cli.cmd(&["HSET", "app:lock:{odd}", "a", "b"]).await.ok();
+    let odd = client.lock("odd").try_acquire().await;
+    assert!(matches!(odd, Err(Error::Conflict { .. })), "{odd:?}");
+    let lines = monitor.lines().await;
+    let called = |command: &str| {
+        let quoted = format!("\"{command}\"");
+        lines
+            .iter()
+            .any(|line| line.to_lowercase().contains(&quoted))
+    };
+    for rule in rules.iter().filter(|rule| rule.starts_with('+')) {
+        let command = rule[1..].split('|').next().unwrap();
+        assert!(called(command), "nobody calls {command}");
+    }
+}
+
+/// B72: new users of Redis 7 have no channels. Locks work, by polling, and it is said once what is
+/// missing.
+#[tokio::test]
+async fn without_channels_waiters_poll_and_the_missing_rule_is_named() {
+    for scheme in [KeyScheme::Redisson, prefix()] {
+        let log = Log::start();
+        let heading = match scheme {
+            KeyScheme::Redisson => "Redisson's names",
+            _ => "A prefix",
+        };
+        let mut rules = documented(heading);
+        rules.retain(|rule| !rule.starts_with('&'));
+        rules.push("resetchannels".to_owned());
+        let server = server_with(&rules).await;
+        let client = builder(&server, &scheme).build().await.unwrap();
+        a_whole_life(&server, client, false).await;
+        let channel = match scheme {
+            KeyScheme::Redisson => "&redisson_lock__channel:*",
+            _ => "&app:channel:*",
+        };
+        assert_eq!(log.count(&["WARN", channel]), 1, "{}", log.text());
+    }
+}
+
+/// B72: without `PUBLISH` or `SUBSCRIBE` the same.
+#[tokio::test]
+async fn without_publish_or_subscribe_waiters_poll() {
+    for missing in ["publish", "subscribe", "unsubscribe", "ping"] {
+        let mut rules = documented("A prefix");
+        rules.push(format!("-{missing}"));
+        let server = server_with(&rules).await;
+        let client = builder(&server, &prefix()).build().await.unwrap();
+        let guard = client.lock("job").acquire().await.unwrap();
+        let mut lock = client.lock("job");
+        let waiting = tokio::spawn(async move { lock.acquire_timeout(secs(5)).await });
+        // Let it find the lock taken.
+        tokio::task::yield_now().await;
+        assert_eq!(guard.release().await, ReleaseOutcome::Released, "{missing}");
+        let granted = waiting.await.unwrap().unwrap();
+        assert_eq!(granted.release().await, ReleaseOutcome::Released);
+    }
+}
+
+/// B72: messages switched off need no channel at all.
+#[tokio::test]
+async fn switched_off_messages_need_no_channel() {
+    let mut rules = documented("A prefix");
+    rules.retain(|rule| !rule.starts_with('&'));
+    rules.extend(["resetchannels", "-publish", "-subscribe", "-unsubscribe"].map(str::to_owned));
+    let server = server_with(&rules).await;
+    let log = Log::start();
+    let client = builder(&server, &prefix()).pubsub(PubSub::Off);
+    a_whole_life(&server, client.build().await.unwrap(), false).await;
+    assert_eq!(log.count(&["poll"]), 0, "asked for, so nobody is warned");
+}
+
+/// B72, B83: what is missing is named, and nothing is held.
+#[tokio::test]
+async fn missing_permission_is_denied_and_named() {
+    for (missing, named) in [
+        ("-evalsha", "+evalsha"),
+        ("-eval", "+eval"),
+        ("-hset", "hset"),
+        ("-pexpire", "pexpire"),
+        ("-set", "set"),
+        ("-get", "get"),
+        ("-time", "time"),
+        ("resetkeys", "key"),
+    ] {
+        let mut rules = documented("A prefix");
+        rules.push(missing.to_owned());
+        let server = server_with(&rules).await;
+        let client = builder(&server, &prefix()).build().await.unwrap();
+        let result = client.lock("job").acquire().await;
+        let Err(error @ Error::Denied { .. }) = result else {
+            panic!("{missing}: {result:?}");
+        };
+        assert!(!error.is_retryable());
+        let words = words(&error);
+        assert!(words.to_lowercase().contains(named), "{missing}: {words}");
+        assert!(words.contains("job"), "{words}");
+        assert!(
+            !server.cli().await.exists("app:lock:{job}").await,
+            "{missing}"
+        );
+        // Permitted now: the next call works, without a new client.
+        allow(&server, &documented("A prefix")).await;
+        let guard = client.lock("job").acquire().await.unwrap();
+        assert_eq!(guard.release().await, ReleaseOutcome::Released);
+    }
+}
+
+/// B72: permission taken away while the lock is held: the holder's own clock decides.
+#[tokio::test]
+async fn permission_withdrawn_is_not_a_loss_before_the_deadline() {
+    let server = server_with(&documented("A prefix")).await;
+    let client = builder(&server, &prefix()).build().await.unwrap();
+    let guard = client.lock("job").acquire().await.unwrap();
+    server
+        .cmd(&["ACL", "SETUSER", "app", "-evalsha", "-eval"])
+        .await
+        .ok();
+    let confirmed = guard.confirm().await;
+    assert!(
+        matches!(confirmed, Err(Error::Denied { .. })),
+        "{confirmed:?}"
+    );
+    assert!(guard.is_held());
+    guard.lost().cancelled().await;
+    assert_eq!(guard.loss_reason(), Some(LossReason::DeadlinePassed));
+}

@@ -1,0 +1,476 @@
+//! Ownership is a value: it moves, it ends once, it belongs to nobody else. And how a client ends.
+
+use std::time::Instant;
+
+use leasehold::{Error, LockClient, LockContext, LockGuard, LossReason, ReleaseOutcome};
+
+use crate::common::*;
+
+async fn client(server: &Server) -> LockClient {
+    LockClient::connect(&server.url()).await.unwrap()
+}
+
+fn with_lease(server: &Server, lease: u64) -> leasehold::LockClientBuilder {
+    LockClient::builder().url(server.url()).lease(ms(lease))
+}
+
+/// B78: a guard is owned by whoever has it, in whatever task or thread.
+#[test]
+fn guards_clients_and_contexts_may_go_anywhere() {
+    fn anywhere<T: Send + Sync + 'static>() {}
+    anywhere::<LockGuard>();
+    anywhere::<LockClient>();
+    anywhere::<LockContext>();
+    anywhere::<leasehold::Lock>();
+    anywhere::<Error>();
+}
+
+/// B78: acquired in one task, released in another on another thread, and on a plain thread.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn guard_may_be_released_anywhere() {
+    let server = server();
+    let name = unique_name();
+    let client = client(server).await;
+    let (give, mut take) = tokio::sync::mpsc::channel::<LockGuard>(1);
+    let releasing = tokio::spawn(async move {
+        while let Some(guard) = take.recv().await {
+            assert_eq!(guard.release().await, ReleaseOutcome::Released);
+        }
+    });
+    for _ in 0..20 {
+        let guard = client.lock(name.as_str()).acquire().await.unwrap();
+        give.send(guard).await.unwrap();
+    }
+    drop(give);
+    releasing.await.unwrap();
+    let guard = client.lock(name.as_str()).acquire().await.unwrap();
+    std::thread::spawn(move || drop(guard)).join().unwrap();
+    nothing_left(server, &name).await;
+}
+
+/// B78: sixteen threads with runtimes of their own, which pass guards of one client among them.
+#[test]
+fn guards_wander_through_sixteen_threads() {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let server = server();
+    let client = runtime.block_on(client(server));
+    let name = unique_name();
+    let inside = std::sync::atomic::AtomicBool::new(false);
+    let (give, take) = std::sync::mpsc::channel::<LockGuard>();
+    let take = std::sync::Mutex::new(take);
+    std::thread::scope(|threads| {
+        for _ in 0..16 {
+            let (client, name, inside, give, take) = (&client, &name, &inside, give.clone(), &take);
+            threads.spawn(move || {
+                let own = tokio::runtime::Builder::new_current_thread()
+                    .enable_all()
+                    .build()
+                    .unwrap();
+                for _ in 0..scaled(20, 500) {
+                    let guard = own.block_on(client.lock(name.as_str()).acquire()).unwrap();
+                    assert!(!inside.swap(true, std::sync::atomic::Ordering::SeqCst));
+                    give.send(guard).unwrap();
+                    // Perhaps another thread's, if that was faster; there is only one at a time.
+                    let guard = take.lock().unwrap().recv().unwrap();
+                    assert!(inside.swap(false, std::sync::atomic::Ordering::SeqCst));
+                    let outcome = own.block_on(guard.release());
+                    assert_eq!(outcome, ReleaseOutcome::Released);
+                }
+            });
+        }
+    });
+    runtime.block_on(nothing_left(server, &name));
+}
+
+/// B79: what is known of a hold lies in its guard, not in the thread: A's late release does not free
+/// what B took on the same thread.
+#[tokio::test]
+async fn late_release_does_not_free_what_another_took_on_the_same_thread() {
+    let server = server();
+    let name = unique_name();
+    let client = client(server).await;
+    let a = client.lock(name.as_str()).lease(ms(200)).acquire().await;
+    let a = a.unwrap();
+    let b = client.lock(name.as_str()).acquire().await.unwrap();
+    assert!(!a.is_held() && b.is_held());
+    assert_eq!(
+        a.release().await,
+        ReleaseOutcome::Lost(LossReason::DeadlinePassed)
+    );
+    b.confirm().await.unwrap();
+    assert_eq!(server.cli().await.count(&name).await, Some(1));
+    // Nor does the context that a task carries along: nothing reads it but `current`.
+    let scoped = client.context();
+    let inside = scoped
+        .scope(async { client.lock(name.as_str()).try_acquire().await })
+        .await;
+    assert!(inside.unwrap().is_none());
+    assert_eq!(b.release().await, ReleaseOutcome::Released);
+    nothing_left(server, &name).await;
+}
+
+/// B81: whoever got no guard cannot release; a refused attempt changes nothing for the holder, be it
+/// dropped in whatever way.
+#[tokio::test]
+async fn a_refused_attempt_leaves_nothing_to_release() {
+    let server = server();
+    let name = unique_name();
+    let client = client(server).await;
+    let held = client.lock(name.as_str()).acquire().await.unwrap();
+    let mut other = client.context();
+    let mut lock = other.lock(name.as_str());
+    assert!(lock.try_acquire().await.unwrap().is_none());
+    let timed_out = lock.acquire_timeout(ms(20)).await;
+    assert!(matches!(timed_out, Err(Error::TimedOut { .. })));
+    drop(lock);
+    drop(other);
+    held.confirm().await.unwrap();
+    assert_eq!(held.release().await, ReleaseOutcome::Released);
+    nothing_left(server, &name).await;
+}
+
+/// B82: two locks of one process on one name exclude each other, also in one task; who wants to
+/// re-enter says so with the context, and leaves as often as it entered.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn re_entry_is_said_aloud_and_left_as_often_as_entered() {
+    let server = server();
+    let name = unique_name();
+    let client = client(server).await;
+    let cli = server.cli().await;
+    let first = client.lock(name.as_str()).acquire().await.unwrap();
+    let second = client.lock(name.as_str()).try_acquire().await.unwrap();
+    assert!(second.is_none(), "re-entered without a word");
+    let mut fork = first.context().fork();
+    assert!(
+        fork.lock(name.as_str())
+            .try_acquire()
+            .await
+            .unwrap()
+            .is_none()
+    );
+
+    let mut ctx = first.context();
+    let second = ctx.lock(name.as_str()).acquire().await.unwrap();
+    let third = ctx.lock(name.as_str()).try_acquire().await.unwrap();
+    let third = third.unwrap();
+    assert_eq!(cli.count(&name).await, Some(3));
+    for (guard, left) in [(second, Some(2)), (first, Some(1)), (third, None)] {
+        drop(guard);
+        eventually(secs(2), "left", async || cli.count(&name).await == left).await;
+    }
+
+    let inside = std::sync::Arc::new(std::sync::atomic::AtomicUsize::new(0));
+    let tasks = [0, 1].map(|_| {
+        let (client, name, inside) = (client.clone(), name.clone(), inside.clone());
+        tokio::spawn(async move {
+            for _ in 0..scaled(200, 10_000) {
+                let guard = client.lock(name.as_str()).acquire().await.unwrap();
+                let before = inside.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+                assert_eq!(before, 0, "both inside");
+                tokio::task::yield_now().await;
+                inside.fetch_sub(1, std::sync::atomic::Ordering::SeqCst);
+                let _ = guard.release().await;
+            }
+        })
+    });
+    for task in tasks {
+        task.await.unwrap();
+    }
+    nothing_left(server, &name).await;
+}
+
+/// B83: one type for each next step; each message names the lock, tells whether to try again, and
+/// keeps its cause. (`Denied`, `Conflict` and `Config`: see `acl` and `bad_input`.)
+#[tokio::test]
+async fn errors_tell_the_next_step() {
+    let server = Server::start();
+    let name = unique_name();
+    let client = with_lease(&server, 900).build().await.unwrap();
+    let told = |error: &Error, retryable: bool, cause: bool| {
+        assert!(error.to_string().contains(&name), "{error}");
+        assert_eq!(error.is_retryable(), retryable, "{error:?}");
+        assert_eq!(
+            std::error::Error::source(error).is_some(),
+            cause,
+            "{error:?}"
+        );
+    };
+    let held = client.lock(name.as_str()).acquire().await.unwrap();
+    let busy = client.lock(name.as_str()).acquire_timeout(ms(30)).await;
+    let Err(error @ Error::TimedOut { waited, .. }) = &busy else {
+        panic!("{busy:?}");
+    };
+    told(error, true, false);
+    assert!(*waited >= ms(30));
+
+    server.cmd(&["DEL", &name]).await.ok();
+    let lost = held.confirm().await.unwrap_err();
+    assert!(matches!(
+        lost,
+        Error::Lost {
+            reason: LossReason::KeyGone,
+            ..
+        }
+    ));
+    told(&lost, false, false);
+    drop(held);
+
+    server.cmd(&["CONFIG", "SET", "maxmemory", "1"]).await.ok();
+    let full = client.lock(name.as_str()).acquire().await.unwrap_err();
+    assert!(matches!(full, Error::OutOfMemory { .. }), "{full:?}");
+    told(&full, true, true);
+    server.cmd(&["CONFIG", "SET", "maxmemory", "0"]).await.ok();
+
+    server.stop();
+    let silent = client.lock(name.as_str()).acquire_timeout(ms(200)).await;
+    let silent = silent.unwrap_err();
+    assert!(matches!(silent, Error::Indeterminate { .. }), "{silent:?}");
+    told(&silent, true, true);
+    // Not woken before: it would grant what was asked for, and the next in line would have it.
+    server.kill();
+    let gone = client.lock(name.as_str()).acquire_timeout(ms(200)).await;
+    let gone = gone.unwrap_err();
+    assert!(
+        matches!(
+            gone,
+            Error::Unreachable { .. } | Error::Indeterminate { .. }
+        ),
+        "{gone:?}"
+    );
+    told(&gone, true, true);
+    eventually(secs(3), "surely unreachable", async || {
+        let gone = client.lock(name.as_str()).try_acquire().await;
+        matches!(gone, Err(Error::Unreachable { .. }))
+    })
+    .await;
+    let _ = client.close(ms(100)).await;
+    let closed = client.lock(name.as_str()).acquire().await.unwrap_err();
+    assert!(matches!(closed, Error::Closed) && !closed.is_retryable());
+}
+
+// ---- the end of a client ----
+
+struct Busy {
+    held: Vec<LockGuard>,
+    waiting: Vec<tokio::task::JoinHandle<Result<LockGuard, Error>>>,
+    names: Vec<String>,
+}
+
+/// A hundred holders and a hundred waiters for what they hold.
+async fn hundreds(server: &Server, client: &LockClient, base: &str) -> Busy {
+    let names: Vec<_> = (0..100).map(|i| format!("{base}:{i}")).collect();
+    let mut held = Vec::new();
+    for name in &names {
+        held.push(client.lock(name.as_str()).acquire().await.unwrap());
+    }
+    let waiting = names
+        .iter()
+        .map(|name| {
+            let mut lock = client.lock(name.as_str());
+            tokio::spawn(async move { lock.acquire().await })
+        })
+        .collect();
+    let cli = server.cli().await;
+    eventually(secs(10), "all wait", async || {
+        cli.channels_with(base).await.len() == 100
+    })
+    .await;
+    Busy {
+        held,
+        waiting,
+        names,
+    }
+}
+
+/// B88: `close` tells waiters and holders, frees what is held, and raises no alarm.
+#[tokio::test]
+async fn close_ends_a_hundred_holders_and_waiters_in_order() {
+    let log = Log::start();
+    let server = Server::start();
+    let client = client(&server).await;
+    let base = unique_name();
+    let busy = hundreds(&server, &client, &base).await;
+    let started = Instant::now();
+    let closing = tokio::spawn({
+        let client = client.clone();
+        async move { client.close(ms(1500)).await }
+    });
+    for waiter in busy.waiting {
+        let told = waiter.await.unwrap();
+        assert!(matches!(told, Err(Error::Closed)), "{told:?}");
+    }
+    // One holder is done in time, the others are told.
+    let mut held = busy.held;
+    assert_eq!(
+        held.pop().unwrap().release().await,
+        ReleaseOutcome::Released
+    );
+    let report = closing.await.unwrap();
+    assert!(started.elapsed() < ms(1700), "{:?}", started.elapsed());
+    assert_eq!((report.lost, report.unconfirmed), (99, 0));
+    for guard in &held {
+        assert_eq!(guard.loss_reason(), Some(LossReason::ClientClosed));
+    }
+    let again = client.close(secs(1)).await;
+    assert_eq!((again.lost, again.unconfirmed), (0, 0));
+    drop(held);
+    nothing_left(&server, &base).await;
+    let cli = server.cli().await;
+    assert!(cli.keys_with("leasehold_client").await.is_empty());
+    eventually(secs(2), "no connections but ours", async || {
+        let clients = cli.cmd(&["CLIENT", "LIST"]).await.text();
+        clients.lines().count() == 1
+    })
+    .await;
+    assert_eq!(log.count(&["ERROR"]), 0, "{}", log.text());
+}
+
+/// B88: a server that does not answer cannot hold up the end; the leases end by themselves.
+#[tokio::test]
+async fn close_returns_in_time_when_the_server_is_silent() {
+    let log = Log::start();
+    let server = Server::start();
+    let client = with_lease(&server, 3000).build().await.unwrap();
+    let base = unique_name();
+    let busy = hundreds(&server, &client, &base).await;
+    server.stop();
+    let started = Instant::now();
+    let report = client.close(ms(800)).await;
+    assert!(started.elapsed() < ms(1000), "{:?}", started.elapsed());
+    assert_eq!((report.lost, report.unconfirmed), (100, 100));
+    for waiter in busy.waiting {
+        assert!(matches!(waiter.await.unwrap(), Err(Error::Closed)));
+    }
+    assert!(busy.held.iter().all(|guard| !guard.is_held()));
+    let count = busy.names.len();
+    drop(busy.held);
+    server.cont();
+    assert_eq!(count, 100);
+    let cli = server.cli().await;
+    eventually(secs(4), "leases end", async || {
+        let mut left = cli.keys_with(&base).await;
+        left.retain(|key| !key.contains("token"));
+        left.is_empty()
+    })
+    .await;
+    assert_eq!(log.count(&["ERROR"]), 0, "{}", log.text());
+}
+
+/// B88: the last handle dropped ends all: connections, renewals, the client's info.
+#[tokio::test]
+async fn last_handle_dropped_ends_the_background() {
+    let server = Server::start();
+    let client = client(&server).await;
+    let name = unique_name();
+    let guard = client.lock(name.as_str()).acquire().await.unwrap();
+    let mut lock = client.lock(name.as_str());
+    let waiting = tokio::spawn(async move { lock.acquire().await });
+    let cli = server.cli().await;
+    cli.until_waiters(&name, 1).await;
+    drop(client);
+    guard.confirm().await.unwrap();
+    drop(guard);
+    drop(waiting.await.unwrap().unwrap());
+    nothing_left(&server, &name).await;
+    eventually(secs(2), "no connections but ours", async || {
+        let clients = cli.cmd(&["CLIENT", "LIST"]).await.text();
+        clients.lines().count() == 1
+    })
+    .await;
+    assert!(cli.keys_with("leasehold_client").await.is_empty());
+}
+
+// ---- deploys ----
+
+/// Holds the lock NAME on the server URL with the lease LEASE until it is told to end by SIGTERM,
+/// then closes its client as a service does.
+#[tokio::test]
+async fn service_worker() {
+    let Some(me) = WorkerSide::if_spawned() else {
+        return;
+    };
+    let var = |name: &str| std::env::var(name).unwrap();
+    let mut end =
+        tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate()).unwrap();
+    let client = LockClient::builder()
+        .url(var("URL"))
+        .lease(ms(var("LEASE").parse().unwrap()))
+        .build()
+        .await
+        .unwrap();
+    me.say("ready");
+    let guard = client.lock(var("NAME")).acquire().await.unwrap();
+    me.say("held");
+    end.recv().await;
+    drop(guard);
+    let report = client.close(secs(2)).await;
+    me.say(&format!("closed {} {}", report.lost, report.unconfirmed));
+}
+
+async fn service(server: &Server, name: &str, lease: &str) -> Worker {
+    let envs = [
+        ("URL", server.url()),
+        ("NAME", name.to_owned()),
+        ("LEASE", lease.to_owned()),
+    ];
+    let envs: Vec<_> = envs.iter().map(|(k, v)| (*k, v.as_str())).collect();
+    let mut worker = Worker::spawn("usability::service_worker", &envs);
+    worker.expect("ready").await;
+    worker
+}
+
+/// B89: deploys: the new process waits, the old one gets SIGTERM, and the lock is handed over at once.
+#[tokio::test]
+async fn sigterm_hands_the_lock_to_the_next_process_at_once() {
+    let server = server();
+    let name = unique_name();
+    let cli = server.cli().await;
+    let mut old = service(server, &name, "10000").await;
+    old.expect("held").await;
+    for _ in 0..scaled(3, 50) {
+        let mut new = service(server, &name, "10000").await;
+        cli.until_waiters(&name, 1).await;
+        old.terminate();
+        let told = Instant::now();
+        new.expect("held").await;
+        assert!(told.elapsed() < ms(500), "{:?}", told.elapsed());
+        old.expect("closed 0 0").await;
+        assert!(old.wait().await.success());
+        old = new;
+    }
+    old.terminate();
+    assert!(old.wait().await.success());
+    nothing_left(server, &name).await;
+}
+
+/// B89: after SIGKILL nobody says anything: the next process has the lock when the lease ends, and not
+/// before.
+#[tokio::test]
+async fn sigkill_frees_the_lock_within_one_lease() {
+    let server = server();
+    let name = unique_name();
+    let cli = server.cli().await;
+    let mut old = service(server, &name, "1000").await;
+    old.expect("held").await;
+    for _ in 0..scaled(2, 50) {
+        let mut new = service(server, &name, "1000").await;
+        cli.until_waiters(&name, 1).await;
+        let owner = cli.hash(&name).await;
+        old.kill();
+        let killed = Instant::now();
+        let left = cli.pttl(&name).await;
+        new.expect("held").await;
+        assert_ne!(cli.hash(&name).await, owner);
+        let took = killed.elapsed();
+        assert!(took < ms(1400), "{took:?}");
+        assert!(
+            took + ms(20) > ms(u64::try_from(left).unwrap()),
+            "{took:?} with a lease of {left} ms left"
+        );
+        old.wait().await;
+        old = new;
+    }
+    old.terminate();
+    assert!(old.wait().await.success());
+    nothing_left(server, &name).await;
+}
