@@ -16,6 +16,7 @@ pub mod faults;
 pub mod log;
 pub mod process;
 pub mod resp;
+pub mod ruler;
 pub mod server;
 
 use std::sync::OnceLock;
@@ -26,6 +27,7 @@ pub use faults::{Act, Fault, Proxy, Then, bytes, command};
 pub use log::Log;
 pub use process::{Worker, WorkerSide};
 pub use resp::Reply;
+pub use ruler::Ruler;
 pub use server::Server;
 
 /// The server of this test binary. Tests run in parallel on it: use names of your own, and count

@@ -119,7 +119,7 @@ fn a_grant_read_too_late_is_not_a_grant() {
 }
 
 /// B58: the grant was offered in time, and claimed when its lease was over: the caller was not polled.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test]
 async fn a_grant_claimed_too_late_is_not_a_grant() {
     let lease = ms(300);
     let client = client(&server().url(), lease).await;
@@ -162,6 +162,8 @@ async fn stopped_worker() {
             }
             assert!(held, "lost without a stop");
             last = now;
+            // Leaves the processor to the others.
+            std::thread::sleep(Duration::from_micros(200));
         }
     });
     me.say("held");
@@ -187,7 +189,7 @@ async fn stopped_worker() {
 /// afterwards says "lost", its work does not go on, and the other's hold is not touched.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stopped_holder_notices_at_its_first_look() {
-    let lease = ms(600);
+    let lease = ms(900);
     let name = unique_name();
     let (url, millis) = (server().url(), lease.as_millis().to_string());
     let env = [
@@ -200,9 +202,13 @@ async fn a_stopped_holder_notices_at_its_first_look() {
     let client = client(&server().url(), secs(30)).await;
     holder.stop();
     let stopped = Instant::now();
+    let ruler = Ruler::start();
     let guard = client.lock(name.as_str()).acquire().await.unwrap();
     let took = stopped.elapsed();
-    assert!(took < lease + ms(100), "entered after {took:?}");
+    assert!(
+        took < lease + ms(100) + ruler.taken(),
+        "entered after {took:?}"
+    );
     // The subject: three leases of standing still.
     tokio::time::sleep((lease * 3).saturating_sub(took)).await;
     holder.cont();
@@ -282,7 +288,8 @@ async fn a_reentry_lengthens_the_lease_and_never_shortens_it() {
 /// what is left of the lease runs out.
 #[tokio::test]
 async fn a_hold_is_renewed_while_a_renewed_level_lives() {
-    let lease = ms(600);
+    let lease = ms(900);
+    let ruler = Ruler::start();
     let client = client(&server().url(), lease).await;
     let name = unique_name();
     let mut ctx = client.context();
@@ -303,7 +310,11 @@ async fn a_hold_is_renewed_while_a_renewed_level_lives() {
     let left = Instant::now();
     assert!(outer.is_held());
     outer.lost().cancelled().await;
-    assert!(left.elapsed() < lease + ms(100), "{:?}", left.elapsed());
+    assert!(
+        left.elapsed() < lease + ms(100) + ruler.taken(),
+        "{:?}",
+        left.elapsed()
+    );
     assert!(left.elapsed() > lease / 3, "{:?}", left.elapsed());
     assert_eq!(outer.loss_reason(), Some(LossReason::DeadlinePassed));
     drop(outer);
@@ -333,10 +344,11 @@ async fn a_hold_is_renewed_while_a_renewed_level_lives() {
 /// no longer lease of another level reaches beyond it.
 #[tokio::test]
 async fn the_smallest_max_hold_wins() {
-    let lease = ms(600);
+    let lease = ms(900);
+    let ruler = Ruler::start();
     let client = client(&server().url(), lease).await;
     let cli = server().cli().await;
-    let max = ms(1000);
+    let max = ms(1500);
     // The margin by which a lease is longer on the server than we believe.
     let over = |ends: Instant| {
         let left = ends.saturating_duration_since(Instant::now());
@@ -379,7 +391,10 @@ async fn the_smallest_max_hold_wins() {
     assert!(outer.remaining() <= max);
     longer.lost().cancelled().await;
     assert!(Instant::now() + lease / 3 > ends, "renewed until then");
-    assert!(Instant::now() < ends + ms(150), "and no longer");
+    assert!(
+        Instant::now() < ends + ms(150) + ruler.taken(),
+        "and no longer"
+    );
     for guard in [&outer, &long, &longer] {
         assert_eq!(guard.loss_reason(), Some(LossReason::MaxHold));
     }
@@ -387,7 +402,7 @@ async fn the_smallest_max_hold_wins() {
     std::mem::forget((outer, long, longer));
     cli.until_free(&name).await;
     assert!(
-        Instant::now() < ends + ms(250),
+        Instant::now() < ends + ms(250) + ruler.taken(),
         "the server keeps it longer"
     );
 
@@ -415,7 +430,11 @@ async fn the_smallest_max_hold_wins() {
         .unwrap();
     let start = Instant::now();
     outer.lost().cancelled().await;
-    assert!(start.elapsed() < ms(450), "{:?}", start.elapsed());
+    assert!(
+        start.elapsed() < ms(450) + ruler.taken(),
+        "{:?}",
+        start.elapsed()
+    );
     assert_eq!(inner.loss_reason(), Some(LossReason::MaxHold));
     assert_eq!(
         outer.release().await,
@@ -430,12 +449,16 @@ async fn the_smallest_max_hold_wins() {
 async fn max_hold_cuts_a_fixed_lease() {
     let client = client(&server().url(), secs(30)).await;
     let name = unique_name();
-    let start = Instant::now();
+    let (start, ruler) = (Instant::now(), Ruler::start());
     let mut lock = client.lock(name.as_str()).lease(secs(20)).max_hold(ms(400));
     let guard = lock.acquire().await.unwrap();
     assert!(server().cli().await.pttl(&name).await <= 450);
     guard.lost().cancelled().await;
-    assert!(start.elapsed() < ms(600), "{:?}", start.elapsed());
+    assert!(
+        start.elapsed() < ms(600) + ruler.taken(),
+        "{:?}",
+        start.elapsed()
+    );
     assert_eq!(guard.loss_reason(), Some(LossReason::MaxHold));
     drop(guard);
     nothing_left(server(), &name).await;

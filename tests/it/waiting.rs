@@ -238,7 +238,8 @@ async fn subscriptions_are_counted_by_name_and_all_end() {
                             tokio::time::sleep(ms(chance / 2)).await;
                             assert_eq!(guard.release().await, ReleaseOutcome::Released);
                         }
-                        Err(Error::TimedOut { .. }) => {}
+                        // A busy machine may take longer to answer than one waits here.
+                        Err(Error::TimedOut { .. } | Error::Indeterminate { .. }) => {}
                         Err(error) => panic!("{error:?}"),
                     }
                 }
@@ -296,6 +297,7 @@ async fn holder_worker() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_killed_holder_is_followed_within_its_lease() {
     let lease = ms(600);
+    let ruler = Ruler::start();
     let url = server().url();
     let waiter = client(&url, secs(30)).await;
     let cli = server().cli().await;
@@ -317,7 +319,10 @@ async fn a_killed_holder_is_followed_within_its_lease() {
                 let killed = Instant::now();
                 let (guard, granted) = waiting.await.unwrap();
                 let took = granted.saturating_duration_since(killed);
-                assert!(took < lease + ms(100), "{took:?} after the kill");
+                assert!(
+                    took < lease + ms(100) + ruler.taken(),
+                    "{took:?} after the kill"
+                );
                 drop(guard);
             } else {
                 holder = Worker::spawn("waiting::holder_worker", &env);
@@ -327,7 +332,10 @@ async fn a_killed_holder_is_followed_within_its_lease() {
                 let killed = Instant::now();
                 let (guard, granted) = wait_for(&waiter, &name).await.unwrap();
                 let took = granted.saturating_duration_since(killed);
-                assert!(took < lease + ms(100), "{took:?} after the kill");
+                assert!(
+                    took < lease + ms(100) + ruler.taken(),
+                    "{took:?} after the kill"
+                );
                 drop(guard);
             }
             nothing_left(server(), &name).await;
@@ -371,6 +379,7 @@ async fn zero_waiting_is_one_round_trip() {
 async fn a_bounded_wait_ends_in_time() {
     let client = client(&server().url(), secs(30)).await;
     let name = unique_name();
+    let ruler = Ruler::start();
     let guard = client.lock(name.as_str()).acquire().await.unwrap();
     let waits = [1, 10, 60, 250].map(|patience| {
         let mut lock = client.lock(name.as_str());
@@ -382,7 +391,10 @@ async fn a_bounded_wait_ends_in_time() {
     });
     for wait in waits {
         let (patience, took, error) = wait.await.unwrap();
-        assert!(took >= patience && took < patience + ms(200), "{took:?}");
+        assert!(
+            took >= patience && took < patience + ms(200) + ruler.taken(),
+            "{took:?}"
+        );
         // A millisecond may be too short for the first answer.
         let busy = matches!(error, Error::TimedOut { .. });
         assert!(busy || patience < ms(60), "{error:?}");
@@ -439,11 +451,13 @@ async fn pollers_do_not_come_in_step() {
         );
         assert!(pauses.iter().all(|pause| *pause < 0.5), "{pauses:?}");
     }
-    // The fifth attempts of all: spread, not at one moment.
-    let mut fifth: Vec<_> = times.values().map(|times| times[7]).collect();
-    fifth.sort_unstable_by(f64::total_cmp);
-    let spread = fifth.last().unwrap() - fifth[0];
-    assert!(spread > 0.02, "in step: {fifth:?}");
+    // The nth attempts of all are spread, and not at one moment. A busy machine may push some
+    // together, not most.
+    let spread = (4..8).filter(|&nth| {
+        let times = times.values().map(|times| times[nth]);
+        times.clone().fold(0.0, f64::max) - times.fold(f64::MAX, f64::min) > 0.02
+    });
+    assert!(spread.count() >= 2, "in step: {times:?}");
 
     drop(guard);
     let all = tokio::time::timeout(secs(20), join_all(waiting)).await;
