@@ -203,6 +203,46 @@ fn a_try_after_a_dropped_taking_is_an_attempt_of_its_own() {
     });
 }
 
+/// The same without a server: every step is another turn of the client's own background.
+#[test]
+fn a_taking_in_memory_dropped_at_any_poll_leaves_a_free_lock_free() {
+    turn_by_turn(async {
+        let client = LockClient::in_memory();
+        for way in WAYS {
+            for contended in [false, true] {
+                let mut polls = 0;
+                loop {
+                    let name = format!("{way:?}-{contended}-{polls}");
+                    let held = client.lock(name.as_str()).acquire().await.unwrap();
+                    let mut ctx = client.context();
+                    let done = if contended {
+                        let mut taking = pin!(way.take(&mut ctx, &name));
+                        let early = polled(1, taking.as_mut()).await;
+                        assert!(early.is_none() || matches!(way, Way::Try));
+                        drop(held);
+                        if early.is_some() {
+                            break;
+                        }
+                        polled(polls, taking).await
+                    } else {
+                        drop(held);
+                        polled(polls, way.take(&mut ctx, &name)).await
+                    };
+                    next_one_enters(&client, &name, ms(400)).await;
+                    if let Some(done) = done {
+                        done.unwrap();
+                        break;
+                    }
+                    polls += 1;
+                    assert!(polls < 200);
+                }
+            }
+        }
+        let report = client.close(secs(1)).await;
+        assert_eq!((report.lost, report.unconfirmed), (0, 0));
+    });
+}
+
 /// B12, B17: whoever gives up his place is not waited for.
 #[test]
 fn a_waiter_dropped_at_any_poll_leaves_the_line() {
