@@ -136,6 +136,8 @@ async fn every_documented_command_is_needed() {
     cli.cmd(&["HSET", "app:lock:{odd}", "a", "b"]).await.ok();
     let odd = client.lock("odd").try_acquire().await;
     assert!(matches!(odd, Err(Error::Conflict { .. })), "{odd:?}");
+    // Not every server shows this one to a monitor; nobody else here calls it.
+    let stats = cli.cmd(&["INFO", "commandstats"]).await.text();
     let lines = monitor.lines().await;
     let called = |command: &str| {
         let quoted = format!("\"{command}\"");
@@ -145,7 +147,8 @@ async fn every_documented_command_is_needed() {
     };
     for rule in rules.iter().filter(|rule| rule.starts_with('+')) {
         let command = rule[1..].split('|').next().unwrap();
-        assert!(called(command), "nobody calls {command}");
+        let counted = command == "client" && stats.contains("cmdstat_client");
+        assert!(called(command) || counted, "nobody calls {command}");
     }
 }
 
