@@ -117,6 +117,18 @@ impl Queues {
         })
     }
 
+    /// The client is closing: what is on offer goes back, as nobody may claim it any more.
+    pub(crate) fn recall_offers(&self) {
+        let mut lines: Vec<_> = self.by_name.lock().values().cloned().collect();
+        lines.sort_unstable_by(|a, b| a.name.cmp(&b.name));
+        for line in lines {
+            let waiters: Vec<_> = line.state.lock().waiters.values().cloned().collect();
+            for waiter in waiters {
+                line.take_back(&waiter);
+            }
+        }
+    }
+
     /// This client has freed the name: whoever waits for it here may try.
     pub(crate) fn freed(&self, name: &str) {
         let line = self.by_name.lock().get(name).cloned();
@@ -409,7 +421,7 @@ impl Line {
     fn attempt(
         self: &Arc<Self>,
         permit: OwnedSemaphorePermit,
-        reply: Option<oneshot::Sender<(OwnerId, Duration, Outcome)>>,
+        reply: Option<oneshot::Sender<Next>>,
     ) -> bool {
         let Some(head) = self.head() else {
             return false;
@@ -601,6 +613,9 @@ impl Line {
 
     /// Offers a grant to the first in line who answers and wants this lease.
     fn offer(self: &Arc<Self>, hold: &Arc<Hold>, lease: Duration) -> bool {
+        if self.engine.closing.is_cancelled() {
+            return false;
+        }
         let waiters: Vec<_> = self.state.lock().waiters.values().cloned().collect();
         for waiter in waiters {
             if waiter.wish.terms.first_lease() != lease {
@@ -632,6 +647,33 @@ impl Line {
         }
         self.state.lock().offered = false;
         false
+    }
+
+    /// Takes back what this waiter was offered and has not claimed. It keeps its place in line, unless
+    /// it wanted one attempt.
+    fn take_back(self: &Arc<Self>, waiter: &Waiter) {
+        let (hold, appointment) = {
+            let mut state = waiter.state.lock();
+            match std::mem::replace(&mut state.phase, WaitPhase::Waiting) {
+                WaitPhase::Offered(hold, appointment) => {
+                    if waiter.wish.once {
+                        state.phase = WaitPhase::Busy;
+                    } else {
+                        state.stalled = true;
+                    }
+                    (hold, appointment)
+                }
+                other => {
+                    state.phase = other;
+                    return;
+                }
+            }
+        };
+        self.engine.watchdog.cancel(appointment);
+        if waiter.wish.once {
+            self.state.lock().waiters.remove(&waiter.number);
+        }
+        self.pass_on(&hold);
     }
 
     /// An offer came back: to the next who answers, else to the server.
@@ -800,10 +842,7 @@ impl Line {
                 next = Next::Again;
                 continue;
             }
-            next = match outcome.await {
-                Ok((owner, lease, outcome)) => self.settle(owner, lease, outcome),
-                Err(_) => Next::Again,
-            };
+            next = outcome.await.unwrap_or(Next::Again);
         }
     }
 
@@ -894,30 +933,7 @@ struct Offer {
 
 impl Timed for Offer {
     fn due(self: Arc<Self>, _now: Instant) {
-        let taken_back = {
-            let mut state = self.waiter.state.lock();
-            match std::mem::replace(&mut state.phase, WaitPhase::Waiting) {
-                WaitPhase::Offered(hold, appointment) => {
-                    if self.waiter.wish.once {
-                        state.phase = WaitPhase::Busy;
-                    } else {
-                        state.stalled = true;
-                    }
-                    Some((hold, appointment))
-                }
-                other => {
-                    state.phase = other;
-                    None
-                }
-            }
-        };
-        if let Some((hold, appointment)) = taken_back {
-            self.line.engine.watchdog.cancel(appointment);
-            if self.waiter.wish.once {
-                self.line.state.lock().waiters.remove(&self.waiter.number);
-            }
-            self.line.pass_on(&hold);
-        }
+        self.line.take_back(&self.waiter);
     }
 
     fn held(self: Arc<Self>) -> Option<Arc<Hold>> {
@@ -930,7 +946,7 @@ struct Attempt {
     line: Arc<Line>,
     owner: OwnerId,
     lease: Duration,
-    reply: Option<oneshot::Sender<(OwnerId, Duration, Outcome)>>,
+    reply: Option<oneshot::Sender<Next>>,
 }
 
 impl Requester for Attempt {
@@ -952,11 +968,13 @@ impl Requester for Attempt {
             lease,
             reply,
         } = *self;
+        // Here and not in the line's task: a grant must be offered or given back before the
+        // dispatcher can think that all is done.
+        let next = line.settle(owner, lease, outcome);
         if let Some(reply) = reply {
-            let _ = reply.send((owner, lease, outcome));
+            let _ = reply.send(next);
             return;
         }
-        let next = line.settle(owner, lease, outcome);
         let mut state = line.state.lock();
         state.serving = Serving::Nobody;
         let alone_with_offer = matches!(next, Next::Offered) && state.waiters.len() <= 1;

@@ -78,6 +78,8 @@ struct State {
     /// When to say that the renewal under way is late.
     late_at: Option<Instant>,
     told_late: bool,
+    /// The watchdog's renewal is under way.
+    renewing: bool,
     /// The longest lease that was asked for and is not confirmed: the server's may be that long,
     /// also if who asked has gone.
     asked: Option<Duration>,
@@ -155,6 +157,7 @@ impl Hold {
                 renew_at: None,
                 late_at: None,
                 told_late: false,
+                renewing: false,
                 asked: None,
                 appointment: None,
                 open_until_us: answered.open_until_us,
@@ -211,7 +214,7 @@ impl Hold {
         }
         let level = state.add_level(terms, terms.max_hold.map(|max| later(now, max)));
         let depth = state.depth();
-        if terms.renewed && state.renew_at.is_none() && state.late_at.is_none() {
+        if terms.renewed && state.renew_at.is_none() && !state.renewing {
             state.renew_at = Some(later(now, terms.lease / 3));
         }
         self.make_appointment(&mut state);
@@ -503,6 +506,7 @@ impl Hold {
                         state.term = state.term.max(Term::confirmed(*sent, *remaining_ms));
                     }
                     state.answered(*remaining_ms);
+                    state.renewing = false;
                     state.late_at = None;
                     state.renew_at = state.renewed_lease().map(|lease| later(*sent, lease / 3));
                     self.make_appointment(&mut state);
@@ -523,7 +527,8 @@ impl Hold {
             | Outcome::Failed(Failure::NotSent(_) | Failure::Unanswered { .. }) => {
                 let now = self.engine.now();
                 let mut state = self.state.lock();
-                if state.phase == Phase::Held {
+                state.renewing = false;
+                if state.phase == Phase::Held && state.renewed_lease().is_some() {
                     state.renew_at = Some(later(now, self.command_timeout()));
                     self.make_appointment(&mut state);
                 }
@@ -557,6 +562,7 @@ impl Timed for Hold {
                 state.renew_at = None;
                 match state.renewed_lease() {
                     Some(lease) => {
+                        state.renewing = true;
                         // From when it was due: our own lateness counts as well.
                         state.late_at = Some(later(at, self.lease / 3));
                         Due::Renew(lease)
