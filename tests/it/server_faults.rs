@@ -90,7 +90,7 @@ async fn scripts_forgotten_before_each_step_go_unnoticed() {
 async fn scripts_forgotten_every_5_ms_under_load_go_unnoticed() {
     let server = Server::start();
     let cli = server.cli().await;
-    let client = client(&server, 3000).await;
+    let client = client(&server, 30_000).await;
     let end = Instant::now() + scaled(ms(1500), secs(30));
     let kept = client.lock(unique_name()).acquire().await.unwrap();
     let tasks: Vec<_> = (0..8)
