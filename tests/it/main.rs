@@ -9,6 +9,7 @@ mod common;
 
 mod acl;
 mod api;
+mod attacks;
 mod bad_input;
 mod cancellation;
 mod chaos;
