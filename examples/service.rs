@@ -1,8 +1,8 @@
 //! A web service, of which several instances run: one order is charged by one of them at a time.
 //!
 //! ```text
-//! $ REDIS_URL=redis://127.0.0.1:6379 cargo run --example service    # or without: in memory
-//! listening on 127.0.0.1:8080, Ctrl-C to stop
+//! $ REDIS_URL=redis://127.0.0.1:6379 cargo run --example service    # address: first argument
+//! listening on 127.0.0.1:8080, Ctrl-C or SIGTERM to stop
 //! $ curl -X POST http://127.0.0.1:8080/orders/10/charge
 //! order 10: charged once, token 1764500000000000
 //! ```
@@ -17,6 +17,7 @@
 
 use std::collections::HashMap;
 use std::env;
+use std::error::Error as _;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -80,13 +81,34 @@ fn refusal(error: &Error) -> (StatusCode, String) {
         Error::Closed => StatusCode::SERVICE_UNAVAILABLE, // this instance is shutting down
         _ => StatusCode::INTERNAL_SERVER_ERROR,
     };
+    // The cause is for the operator, not for the caller.
+    tracing::warn!(%status, cause = error.source(), "{error}");
     (status, format!("{error}\n"))
+}
+
+/// Ctrl-C, or SIGTERM as containers are stopped by.
+async fn told_to_stop() {
+    #[cfg(unix)]
+    {
+        use tokio::signal::unix::{SignalKind, signal};
+        if let Ok(mut terminate) = signal(SignalKind::terminate()) {
+            tokio::select! {
+                _ = terminate.recv() => {}
+                _ = tokio::signal::ctrl_c() => {}
+            }
+            return;
+        }
+    }
+    if tokio::signal::ctrl_c().await.is_err() {
+        std::future::pending::<()>().await; // no signals here: serve on
+    }
 }
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     tracing_subscriber::fmt().init();
-    let url = env::var("REDIS_URL").unwrap_or_else(|_| "memory://".to_owned());
+    // No silent default: instances that do not share a server do not exclude each other.
+    let url = env::var("REDIS_URL").map_err(|_| "set REDIS_URL (memory:// for one instance)")?;
     let address = env::args().nth(1).unwrap_or("127.0.0.1:8080".to_owned());
     let builder = LockClient::builder().url(&url).label("order service");
     let locks = builder.build().await?;
@@ -99,16 +121,15 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         .with_state(app);
 
     let listener = TcpListener::bind(&address).await?;
-    println!("listening on {}, Ctrl-C to stop", listener.local_addr()?);
+    println!(
+        "listening on {}, Ctrl-C or SIGTERM to stop",
+        listener.local_addr()?
+    );
     axum::serve(listener, router)
-        .with_graceful_shutdown(async {
-            if tokio::signal::ctrl_c().await.is_err() {
-                std::future::pending::<()>().await; // no signals here: serve on
-            }
-        })
+        .with_graceful_shutdown(told_to_stop())
         .await?;
 
-    // Requests are done: their locks are released, or given up within the deadline.
+    // First serve out, then close: what is still held is released, and leases need not run out.
     let report = locks.close(Duration::from_secs(5)).await;
     println!("locks closed: {report:?}");
     Ok(())

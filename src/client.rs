@@ -180,6 +180,8 @@ impl LockClient {
                 _ => report.unconfirmed += 1,
             }
         }
+        // Again, for an offer that was being made when the client began to close.
+        engine.queues.recall_offers();
         until(env, end, engine.dispatcher.until_idle()).await;
         until(env, end, engine.retract()).await;
         report.unconfirmed = report.unconfirmed.max(engine.dispatcher.releases());
@@ -407,13 +409,15 @@ impl LockClientBuilder {
             replica_acks: config.replica_acks,
             ..server
         };
+        let hosts = server.hosts();
         let store = RedisStore::connect(server, &env, client);
         // Whatever happens to this future from here on, the client ends with its last handle.
         let built = LockClient::start(env, Arc::clone(&store) as Arc<dyn Store>, config, client);
         if !self.lazy {
             let engine = &built.handle.engine;
             let deadline = later(engine.now(), engine.config.connect_timeout);
-            store.first_connect(deadline).await.map_err(not_connected)?;
+            let connected = store.first_connect(deadline).await;
+            connected.map_err(|failure| not_connected(failure, &hosts))?;
         }
         Ok(built)
     }
@@ -428,15 +432,18 @@ impl fmt::Debug for LockClientBuilder {
     }
 }
 
-fn not_connected(failure: ConnectFailure) -> Error {
+fn not_connected(failure: ConnectFailure, hosts: &str) -> Error {
     match failure {
         ConnectFailure::Refused(refusal) if refusal.kind == RefusalKind::Denied => Error::Denied {
-            subject: "connecting".to_owned(),
+            subject: format!("connecting to {hosts}"),
             source: refusal.message.into(),
         },
-        ConnectFailure::Refused(refusal) => Error::config(refusal.message),
+        ConnectFailure::Refused(refusal) => Error::config(format!(
+            "the server at {hosts} cannot be used: {}",
+            refusal.message
+        )),
         ConnectFailure::Unreachable(cause) => Error::Unreachable {
-            subject: "connecting".to_owned(),
+            subject: format!("connecting to {hosts}"),
             source: cause.into(),
         },
         ConnectFailure::Closed => Error::Closed,

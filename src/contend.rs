@@ -312,6 +312,14 @@ impl Ticket {
             }
             .error(name);
         }
+        // Nothing was asked for this waiter meanwhile, but it would not have been answered.
+        if let Some(cause) = self.line.engine.dispatcher.trouble() {
+            return Trouble {
+                cause,
+                unanswered: false,
+            }
+            .error(name);
+        }
         Error::TimedOut {
             name: name.to_string(),
             waited,

@@ -256,6 +256,8 @@ struct State {
     lanes: HashMap<OwnerId, VecDeque<Job>>,
     delays: u64,
     in_flight: usize,
+    /// What went wrong with the last call, until one is answered.
+    trouble: Option<Cause>,
     /// End once everything is done.
     finishing: bool,
     /// Ended: nothing is sent any more.
@@ -390,6 +392,11 @@ impl Dispatcher {
         self.work.notify_one();
     }
 
+    /// Why the server cannot be reached, if the last call was not answered.
+    pub(crate) fn trouble(&self) -> Option<Cause> {
+        self.state.lock().trouble.clone()
+    }
+
     /// Releases posted and not answered.
     pub(crate) fn releases(&self) -> usize {
         self.releases.load(Ordering::Relaxed)
@@ -491,6 +498,10 @@ impl Dispatcher {
             let failure = job.failure();
             job.tell(Outcome::Failed(failure));
         }
+        self.state.lock().trouble = match &result {
+            Ok(_) | Err(NoReply::Refused(_)) => None,
+            Err(NoReply::NotSent(cause) | NoReply::Unanswered { cause, .. }) => Some(cause.clone()),
+        };
         match result {
             Ok(Reply {
                 sent,

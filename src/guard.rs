@@ -112,7 +112,8 @@ impl ReleaseOutcome {
 /// ended anyway. `Drop` never blocks, awaits or panics, and works on any thread, outside a runtime
 /// and while unwinding. To learn the outcome use [`release`](Self::release).
 ///
-/// A guard that is never dropped (`mem::forget`) is renewed until the client ends; set
+/// A guard that is never dropped (`mem::forget`) keeps its client alive, and is renewed until
+/// [`close`](crate::LockClient::close) or the end of the runtime; set
 /// [`max_hold`](crate::Lock::max_hold) to bound that.
 ///
 /// # What it does not promise

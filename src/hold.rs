@@ -390,7 +390,7 @@ impl Hold {
         let now = self.engine.now();
         let (count, lease, deadline) = {
             let mut state = self.state.lock();
-            let lease = state.cut(lease, now);
+            let lease = state.to_ask(lease, now);
             state.asked = state.asked.max(Some(lease));
             (state.depth().max(1), lease, state.term.deadline)
         };
@@ -419,7 +419,7 @@ impl Hold {
     ) -> Job {
         let lease = {
             let mut state = self.state.lock();
-            let lease = state.cut(lease, self.engine.now());
+            let lease = state.to_ask(lease, self.engine.now());
             state.asked = state.asked.max(Some(lease));
             lease
         };
@@ -671,8 +671,10 @@ impl State {
             .max()
     }
 
-    /// As much of a lease to ask for as does not outlive `max_hold`.
-    fn cut(&self, lease: Duration, now: Instant) -> Duration {
+    /// The lease to ask for: at least what the holder believes in, or a key whose expiry somebody took
+    /// away would get one that ends before; and no more than `max_hold` allows.
+    fn to_ask(&self, lease: Duration, now: Instant) -> Duration {
+        let lease = lease.max(self.term.end.saturating_duration_since(now));
         self.ends()
             .map_or(lease, |ends| lease.min(ends.saturating_duration_since(now)))
     }

@@ -97,8 +97,15 @@ pub(crate) async fn force_release(engine: &Arc<Engine>, name: &Arc<str>) -> Resu
             .post(Job::new(op, timeout, give_up, Box::new(Asked { reply })));
         let outcome = until(&*engine.env, later(give_up, timeout / 4), answer).await;
         match outcome {
-            Some(Ok(Outcome::Answered(Answered { answer, .. }))) => match answer {
-                Answer::Removed => {
+            Some(Ok(Outcome::Answered(Answered {
+                answer,
+                unanswered_since,
+                ..
+            }))) => match answer {
+                // Not there any more after an attempt without an answer: that one did it.
+                Answer::Removed | Answer::Nothing
+                    if answer == Answer::Removed || unanswered_since.is_some() =>
+                {
                     removed = true;
                     let own = engine.watchdog.holds().into_iter();
                     if let Some(hold) = own.into_iter().find(|hold| hold.owner.to_string() == owner)

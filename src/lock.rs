@@ -86,7 +86,8 @@ impl Lock {
     /// Bounds the time the lock is held, renewals or not: at the end the hold is lost with
     /// [`LossReason::MaxHold`](crate::LossReason::MaxHold), and the lease is made to end there.
     ///
-    /// The smallest of the levels of a hold counts. Same range as [`lease`](Self::lease).
+    /// The smallest of the levels of a hold counts. A nested level cannot shorten the lease the server has
+    /// given already: with a guard that is never dropped the server frees it one lease later. Same range as [`lease`](Self::lease).
     pub fn max_hold(mut self, max_hold: Duration) -> Self {
         self.max_hold = Some(max_hold);
         self
@@ -156,8 +157,8 @@ impl Lock {
 
     /// Takes the lock if it is free: one attempt, one round trip, no waiting.
     ///
-    /// `None` when others hold it, or when others of this client stand in line for it: it never
-    /// overtakes. Beware that `#[must_use]` cannot see into the `Option`: `try_acquire().await?;`
+    /// `None` when others hold it, when others of this client stand in line for it (it never overtakes),
+    /// or when another task of this same flow is acquiring it. Beware that `#[must_use]` cannot see into the `Option`: `try_acquire().await?;`
     /// releases at once.
     ///
     /// # Errors

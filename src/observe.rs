@@ -56,8 +56,7 @@ impl Limiter {
             engine.env.spawn(Box::pin(async move {
                 summary.env.sleep_until(end).await;
                 let events = std::mem::take(&mut summary.events.window.lock().untold);
-                tracing::warn!(
-                    events,
+                tracing::warn!(target: "leasehold", events,
                     "more events about single locks, not told one by one"
                 );
             }));
@@ -84,11 +83,10 @@ pub(crate) fn acquired(
     let name = engine.loggable(name);
     let remaining_ms = remaining(engine, end);
     match waited {
-        None => tracing::debug!(name, ?owner, remaining_ms, "lock acquired"),
+        None => tracing::debug!(target: "leasehold", name, ?owner, remaining_ms, "lock acquired"),
         Some(waited) => {
             let waited_ms = crate::config::millis(waited);
-            tracing::debug!(
-                name,
+            tracing::debug!(target: "leasehold", name,
                 ?owner,
                 remaining_ms,
                 waited_ms,
@@ -104,7 +102,7 @@ pub(crate) fn late(engine: &Arc<Engine>, name: &str, owner: OwnerId, end: Instan
         return;
     }
     let (name, remaining_ms) = (engine.loggable(name), remaining(engine, end));
-    tracing::warn!(name, ?owner, remaining_ms, "lease renewal is late");
+    tracing::warn!(target: "leasehold", name, ?owner, remaining_ms, "lease renewal is late");
 }
 
 /// A renewal that was late is confirmed.
@@ -113,7 +111,7 @@ pub(crate) fn recovered(engine: &Arc<Engine>, name: &str, owner: OwnerId, end: I
         return;
     }
     let (name, remaining_ms) = (engine.loggable(name), remaining(engine, end));
-    tracing::info!(name, ?owner, remaining_ms, "lease renewal recovered");
+    tracing::info!(target: "leasehold", name, ?owner, remaining_ms, "lease renewal recovered");
 }
 
 /// A hold was lost while it was believed in.
@@ -128,7 +126,7 @@ pub(crate) fn lost(
         return;
     }
     let (name, remaining_ms) = (engine.loggable(name), remaining(engine, end));
-    tracing::warn!(name, ?owner, %reason, remaining_ms, "lock lost");
+    tracing::warn!(target: "leasehold", name, ?owner, %reason, remaining_ms, "lock lost");
 }
 
 /// A release was given up without an answer.
@@ -143,7 +141,7 @@ pub(crate) fn release_unconfirmed(
     }
     let name = engine.loggable(name);
     let at_most_ms = crate::config::millis(at_most);
-    tracing::warn!(name, ?owner, at_most_ms, "release unconfirmed");
+    tracing::warn!(target: "leasehold", name, ?owner, at_most_ms, "release unconfirmed");
 }
 
 /// A waiter has waited a whole lease for a hold of its own client.
@@ -156,8 +154,7 @@ pub(crate) fn waiting_on_own_client(
     let name = engine.loggable(name);
     let label = engine.config.label.as_deref().unwrap_or("");
     let held_for_ms = crate::config::millis(held_for);
-    tracing::warn!(
-        name,
+    tracing::warn!(target: "leasehold", name,
         ?holder,
         label,
         held_for_ms,
@@ -175,15 +172,15 @@ pub(crate) async fn connection(engine: &Engine) {
             Health::Up { generation } if !was_up => {
                 was_up = true;
                 if generation > 1 {
-                    tracing::info!(connection = generation, "reconnected to the server");
+                    tracing::info!(target: "leasehold", connection = generation, "reconnected to the server");
                 }
             }
             Health::Up { generation } => {
-                tracing::info!(connection = generation, "reconnected to the server");
+                tracing::info!(target: "leasehold", connection = generation, "reconnected to the server");
             }
             Health::Down { why, .. } if was_up => {
                 was_up = false;
-                tracing::warn!(%why, "connection to the server lost");
+                tracing::warn!(target: "leasehold", %why, "connection to the server lost");
             }
             Health::Connecting | Health::Down { .. } => {}
             Health::Closed => return,

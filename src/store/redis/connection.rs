@@ -430,7 +430,7 @@ async fn keep_connected(shared: &Arc<Shared>) {
         match open_link(shared, generation + 1).await {
             Ok((link, mut connection)) => {
                 generation += 1;
-                tracing::debug!(generation, "connected");
+                tracing::debug!(target: "leasehold", generation, "connected");
                 let link = OverOnDrop(Arc::new(link));
                 shared.set(State::Up(Arc::clone(&link.0)));
                 let why = tokio::select! {
@@ -442,15 +442,15 @@ async fn keep_connected(shared: &Arc<Shared>) {
                 if link.0.age(env.now()) > LONGEST_WAIT {
                     back_off.reset();
                 }
-                tracing::debug!(generation, %why, "connection lost");
+                tracing::debug!(target: "leasehold", generation, %why, "connection lost");
                 shared.set_down(why, None);
             }
             Err(ConnectFailure::Unreachable(why)) => {
-                tracing::debug!(%why, "no connection to the server");
+                tracing::debug!(target: "leasehold", %why, "no connection to the server");
                 shared.set_down(why, None);
             }
             Err(ConnectFailure::Refused(refusal)) => {
-                tracing::warn!(message = %refusal.message, "refused by the server");
+                tracing::warn!(target: "leasehold", message = %refusal.message, "refused by the server");
                 let why = Cause::new(refusal.message.as_str());
                 shared.set_down(why, Some(refusal));
                 env.sleep_until(later(env.now(), REFUSED_WAIT)).await;
@@ -543,8 +543,7 @@ fn warn_of_eviction(shared: &Shared, info: &str) {
         return;
     };
     if !shared.told_of_eviction.swap(true, Ordering::Relaxed) {
-        tracing::warn!(
-            policy,
+        tracing::warn!(target: "leasehold", policy,
             "the server evicts keys when its memory is full, and a lock is a key: set \
              maxmemory-policy to noeviction, or give locks a server of their own"
         );

@@ -72,15 +72,20 @@ impl RedisConfig {
     pub(crate) fn from_url(url: &str) -> Result<Self, Error> {
         Self::new(parse_url(url)?)
     }
+
+    /// Hosts and ports, to be shown.
+    pub(crate) fn hosts(&self) -> String {
+        let hosts = self.server.server.hosts();
+        let hosts: Vec<_> = hosts.iter().map(ToString::to_string).collect();
+        hosts.join(", ")
+    }
 }
 
 impl fmt::Debug for RedisConfig {
     /// Without user name and password, which fred's own `Debug` shows.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let hosts: Vec<_> = self.server.server.hosts();
-        let hosts: Vec<_> = hosts.iter().map(ToString::to_string).collect();
         f.debug_struct("RedisConfig")
-            .field("hosts", &hosts)
+            .field("hosts", &self.hosts())
             .field("scheme", &self.scheme)
             .field("command_timeout", &self.command_timeout)
             .field("connect_timeout", &self.connect_timeout)
@@ -577,7 +582,7 @@ impl Shared {
             return;
         };
         if let Err(fault) = link.ask(&*self.env, command, args, end).await {
-            tracing::debug!(command, cause = %fault.cause(), "not done");
+            tracing::debug!(target: "leasehold", command, cause = %fault.cause(), "not done");
         }
     }
 }

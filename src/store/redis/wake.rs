@@ -67,7 +67,7 @@ impl Hub {
             let down = *down_since.get_or_insert_with(|| env.now());
             let why = match Connection::open(&*env, &self.shared.config, MESSAGES).await {
                 Ok(mut connection) => {
-                    tracing::debug!("connected for messages");
+                    tracing::debug!(target: "leasehold", "connected for messages");
                     let opened = env.now();
                     let why = self.session(&mut connection).await;
                     drop(connection);
@@ -89,7 +89,7 @@ impl Hub {
                 Err(ConnectFailure::Unreachable(why)) => why,
                 Err(ConnectFailure::Closed) => return,
             };
-            tracing::debug!(%why, "no connection for messages");
+            tracing::debug!(target: "leasehold", %why, "no connection for messages");
             // Nobody has to wait for ever to hear whether there will be messages.
             if down_since.is_some() && env.now() >= later(down, self.shared.config.command_timeout)
             {
@@ -161,7 +161,7 @@ impl Hub {
             for batch in batches(&left, session.batch()) {
                 if let Some(words) = session.unsubscribe(&batch).await? {
                     // Then the server goes on telling us what we do not need.
-                    tracing::debug!(%words, "cannot unsubscribe");
+                    tracing::debug!(target: "leasehold", %words, "cannot unsubscribe");
                 }
                 for name in &batch {
                     live.remove(name);
@@ -267,8 +267,7 @@ impl Hub {
         if !std::mem::replace(&mut self.warned, true) {
             let channel = self.shared.config.scheme.channel("");
             let prefix = channel.split('{').next().unwrap_or_default();
-            tracing::warn!(
-                server = words,
+            tracing::warn!(target: "leasehold", server = words,
                 "the server refuses to tell of releases, waiters will poll: the user needs \
                  `&{prefix}*`, `+subscribe`, `+unsubscribe` and `+ping` (with sharded messages \
                  `+ssubscribe` and `+sunsubscribe`)"
@@ -299,7 +298,7 @@ impl Session {
                     }
                 }
                 Err(broadcast::error::RecvError::Lagged(missed)) => {
-                    tracing::debug!(missed, "messages missed");
+                    tracing::debug!(target: "leasehold", missed, "messages missed");
                     topics.wake_all();
                 }
                 Err(broadcast::error::RecvError::Closed) => {
