@@ -161,7 +161,7 @@ impl LockClient {
         let patience = deadline.saturating_sub(engine.config.command_timeout);
         let patient_until = later(engine.now(), patience);
         let env = &*engine.env;
-        until(env, patient_until, engine.watchdog.until_no_holds()).await;
+        until(env, patient_until, engine.until_no_grants()).await;
         let mut report = CloseReport {
             lost: 0,
             unconfirmed: 0,
@@ -182,6 +182,7 @@ impl LockClient {
         }
         // Again, for an offer that was being made when the client began to close.
         engine.queues.recall_offers();
+        until(env, end, engine.until_no_grants()).await;
         until(env, end, engine.dispatcher.until_idle()).await;
         until(env, end, engine.retract()).await;
         report.unconfirmed = report.unconfirmed.max(engine.dispatcher.releases());

@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
-use tokio::sync::Semaphore;
+use tokio::sync::{Notify, Semaphore};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
@@ -37,6 +37,7 @@ pub(crate) struct Engine {
     /// Cancelled when nothing is renewed any more.
     pub(crate) stopped: CancellationToken,
     pub(crate) events: observe::Limiter,
+    grants: Grants,
     floors: Floors,
     /// When the server is to be told next who we are; `None` before the first hold.
     announce_at: Mutex<Option<Instant>>,
@@ -58,6 +59,7 @@ impl Engine {
             closing: CancellationToken::new(),
             stopped: CancellationToken::new(),
             events: observe::Limiter::default(),
+            grants: Grants::default(),
             floors: Floors::default(),
             announce_at: Mutex::new(None),
             env,
@@ -115,6 +117,29 @@ impl Engine {
             Err(Error::Closed)
         } else {
             Ok(())
+        }
+    }
+
+    /// A hold was granted: it is on offer, or held.
+    pub(crate) fn grant_begins(&self) {
+        self.grants.live.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// It is neither any more; if it has to be released, the release is posted.
+    pub(crate) fn grant_ends(&self) {
+        if self.grants.live.fetch_sub(1, Ordering::SeqCst) == 1 {
+            self.grants.none.notify_waiters();
+        }
+    }
+
+    /// Completes when no hold is on offer or held.
+    pub(crate) async fn until_no_grants(&self) {
+        loop {
+            let none = self.grants.none.notified();
+            if self.grants.live.load(Ordering::SeqCst) == 0 {
+                return;
+            }
+            none.await;
         }
     }
 
@@ -191,6 +216,13 @@ impl Drop for Handle {
         self.engine.stopped.cancel();
         self.engine.dispatcher.finish();
     }
+}
+
+/// Holds on offer or held, counted so that `close` forgets none between the two.
+#[derive(Debug, Default)]
+struct Grants {
+    live: AtomicUsize,
+    none: Notify,
 }
 
 /// The greatest tokens seen, so that a token grows even if the server lost its counter and its clock

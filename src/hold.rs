@@ -141,6 +141,7 @@ impl Hold {
         answered: &Answered,
     ) -> Arc<Self> {
         engine.saw_token(name, token, answered.server_now_us);
+        engine.grant_begins();
         Arc::new(Self {
             engine: Arc::clone(engine),
             name: Arc::clone(name),
@@ -318,6 +319,7 @@ impl Hold {
         }
         observe::lost(&self.engine, &self.name, self.owner, reason, term.end);
         self.lost.cancel();
+        self.engine.grant_ends();
         Some(reason)
     }
 
@@ -350,6 +352,7 @@ impl Hold {
                     self.engine.watchdog.cancel(appointment);
                 }
                 self.post_release(reply);
+                self.engine.grant_ends();
                 Left::Last
             }
             Phase::Lost(reason) => {
@@ -373,6 +376,7 @@ impl Hold {
             state.phase = Phase::Releasing;
         }
         self.post_release(None);
+        self.engine.grant_ends();
     }
 
     /// On the client's `close`: tells the holder first, then releases what he may no longer use.

@@ -34,7 +34,6 @@ pub(crate) struct Appointment {
 pub(crate) struct Watchdog {
     state: Mutex<State>,
     earlier: Notify,
-    fewer: Notify,
 }
 
 #[derive(Default)]
@@ -50,7 +49,6 @@ impl Watchdog {
         Self {
             state: Mutex::default(),
             earlier: Notify::new(),
-            fewer: Notify::new(),
         }
     }
 
@@ -91,24 +89,12 @@ impl Watchdog {
     pub(crate) fn cancel(&self, appointment: Appointment) {
         let removed = self.state.lock().appointments.remove(&appointment);
         drop(removed);
-        self.fewer.notify_waiters();
     }
 
     /// All holds that somebody believes in, in order of their appointments.
     pub(crate) fn holds(&self) -> Vec<Arc<Hold>> {
         let all: Vec<_> = self.state.lock().appointments.values().cloned().collect();
         all.into_iter().filter_map(Timed::held).collect()
-    }
-
-    /// Completes when nobody believes in a hold.
-    pub(crate) async fn until_no_holds(&self) {
-        loop {
-            let fewer = self.fewer.notified();
-            if self.holds().is_empty() {
-                return;
-            }
-            fewer.await;
-        }
     }
 
     /// Keeps the appointments until the client stops.
