@@ -156,6 +156,7 @@ impl LockClient {
     pub async fn close(&self, deadline: Duration) -> CloseReport {
         let engine = &self.handle.engine;
         engine.closing.cancel();
+        engine.dispatcher.refuse_acquires();
         engine.queues.recall_offers();
         let end = later(engine.now(), deadline);
         let patience = deadline.saturating_sub(engine.config.command_timeout);

@@ -258,6 +258,8 @@ struct State {
     in_flight: usize,
     /// What went wrong with the last call, until one is answered.
     trouble: Option<Cause>,
+    /// Take no more acquisitions.
+    closing: bool,
     /// End once everything is done.
     finishing: bool,
     /// Ended: nothing is sent any more.
@@ -323,7 +325,7 @@ impl Dispatcher {
         let mut overtaken = VecDeque::new();
         {
             let mut state = self.state.lock();
-            if state.ended {
+            if state.ended || (state.closing && job.is_acquire()) {
                 drop(state);
                 job.tell(Outcome::Failed(Failure::Closed));
                 return;
@@ -352,6 +354,12 @@ impl Dispatcher {
                 "the hold was released",
             ))));
         }
+    }
+
+    /// Takes no more acquisitions. In one step with posting: none can slip in between the last look at
+    /// what is under way and the end, and be granted to nobody.
+    pub(crate) fn refuse_acquires(&self) {
+        self.state.lock().closing = true;
     }
 
     /// Ends the task once everything posted is done.
