@@ -894,10 +894,11 @@ impl Line {
         }
     }
 
-    /// Half of `pause`, and up to half more by chance.
+    /// A quarter of `pause`, and up to three quarters more by chance.
     fn jittered(&self, pause: Duration) -> Duration {
         let micros = u64::try_from(pause.as_micros()).unwrap_or(u64::MAX).max(2);
-        Duration::from_micros(micros / 2 + self.engine.env.random() % (micros / 2))
+        let least = micros / 4;
+        Duration::from_micros(least + self.engine.env.random() % (micros - least))
     }
 
     /// Completes when the line is to be looked at without more sleep.

@@ -444,7 +444,7 @@ async fn pollers_do_not_come_in_step() {
     assert_eq!(times.len(), clients.len());
     for times in times.values() {
         let pauses: Vec<_> = times.windows(2).map(|pair| pair[1] - pair[0]).collect();
-        assert!((8..60).contains(&pauses.len()), "{pauses:?}");
+        assert!((8..90).contains(&pauses.len()), "{pauses:?}");
         assert!(
             pauses[0] < 0.1 && *pauses.last().unwrap() > 0.06,
             "{pauses:?}"
@@ -453,7 +453,7 @@ async fn pollers_do_not_come_in_step() {
     }
     // The nth attempts of all are spread, and not at one moment. A busy machine may push some
     // together, not most.
-    let spread = (4..8).filter(|&nth| {
+    let spread = (5..10).filter(|&nth| {
         let times = times.values().map(|times| times[nth]);
         times.clone().fold(0.0, f64::max) - times.fold(f64::MAX, f64::min) > 0.02
     });
