@@ -588,3 +588,31 @@ async fn a_wait_without_limit_ends_with_a_server_that_stays_away() {
     assert!(took > lease / 2 && took < limit, "{took:?}");
     site.server.cont();
 }
+
+/// A server that falls silent while nothing is asked for a waiter: "no answer" is not "others hold it".
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn waiters_of_a_silent_server_are_not_told_that_others_hold_the_lock() {
+    let server = Server::start();
+    let builder = LockClient::builder().url(server.url()).lease(secs(6));
+    let client = builder.connect_timeout(secs(5)).build().await.unwrap();
+    let name = unique_name();
+    let guard = client.lock(name.as_str()).acquire().await.unwrap();
+    let mut lock = client.lock(name.as_str());
+    let waiting = tokio::spawn(async move { lock.acquire_timeout(ms(2500)).await });
+    server.cli().await.until_waiters(&name, 1).await;
+    server.stop();
+    assert!(matches!(
+        guard.release().await,
+        ReleaseOutcome::Unconfirmed { .. }
+    ));
+    let error = waiting.await.unwrap().unwrap_err();
+    server.cont();
+    assert!(
+        matches!(
+            error,
+            Error::Unreachable { .. } | Error::Indeterminate { .. }
+        ),
+        "{error:?}"
+    );
+    nothing_left(&server, &name).await;
+}
