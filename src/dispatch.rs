@@ -109,15 +109,8 @@ impl Job {
         requester: Box<dyn Requester>,
     ) -> Self {
         Self {
-            op,
-            timeout,
-            give_up,
-            sit_out_us: None,
-            permit: None,
-            once: false,
-            counted: None,
             requester: Some(requester),
-            progress: Progress::default(),
+            ..Self::unattended(op, timeout, give_up)
         }
     }
 
