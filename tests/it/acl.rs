@@ -4,6 +4,7 @@
 use leasehold::{Error, KeyScheme, LockClient, LossReason, PubSub, ReleaseOutcome};
 
 use crate::common::*;
+use crate::support::words;
 
 /// The rules in docs/acl.md under this heading: the lines of the first fenced block after it.
 fn documented(heading: &str) -> Vec<String> {
@@ -33,16 +34,6 @@ fn builder(server: &Server, scheme: &KeyScheme) -> leasehold::LockClientBuilder 
         .key_scheme(scheme.clone())
         .lease(ms(900))
         .label("acl")
-}
-
-fn words(error: &Error) -> String {
-    let mut words = error.to_string();
-    let mut source = std::error::Error::source(error);
-    while let Some(cause) = source {
-        words = format!("{words}: {cause}");
-        source = cause.source();
-    }
-    words
 }
 
 /// Everything a lock does, all of it permitted: nothing is refused, not even silently.

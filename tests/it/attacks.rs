@@ -14,10 +14,7 @@ use crate::common::{
     self, Act, Fault, Proxy, Server, bytes, eventually, ms, nothing_left, secs, server, token_key,
     unique_name,
 };
-
-async fn client_of(url: &str) -> LockClient {
-    LockClient::connect(url).await.unwrap()
-}
+use crate::support::client_of;
 
 /// Counts who believes to hold, and checks that tokens rise.
 #[derive(Default)]
@@ -49,8 +46,8 @@ async fn a_grant_that_comes_after_the_last_handle_has_gone_is_given_back() {
     let server = server();
     let name = unique_name();
     let proxy = Proxy::start(server.port());
-    let holder = client_of(&server.url()).await;
-    let waiter = client_of(&proxy.url()).await;
+    let holder = client_of(&server.url(), secs(30)).await;
+    let waiter = client_of(&proxy.url(), secs(30)).await;
     let guard = holder.lock(name.as_str()).acquire().await.unwrap();
     let taking = {
         let (waiter, name) = (waiter.clone(), name.clone());
@@ -75,8 +72,8 @@ async fn an_attempt_that_is_unanswered_when_the_last_handle_goes_is_swept() {
     let server = server();
     let name = unique_name();
     let proxy = Proxy::start(server.port());
-    let holder = client_of(&server.url()).await;
-    let waiter = client_of(&proxy.url()).await;
+    let holder = client_of(&server.url(), secs(30)).await;
+    let waiter = client_of(&proxy.url(), secs(30)).await;
     let guard = holder.lock(name.as_str()).acquire().await.unwrap();
     let taking = {
         let (waiter, name) = (waiter.clone(), name.clone());
@@ -99,7 +96,7 @@ async fn an_attempt_that_is_unanswered_when_the_last_handle_goes_is_swept() {
 async fn close_gives_back_a_grant_that_is_on_offer() {
     let server = server();
     let name = unique_name();
-    let client = client_of(&server.url()).await;
+    let client = client_of(&server.url(), secs(30)).await;
     let mut lock = client.lock(name.as_str());
     let mut taking = Box::pin(lock.acquire());
     let polled = taking
@@ -122,7 +119,7 @@ async fn close_in_a_busy_line_leaves_nothing() {
     let server = server();
     for round in 0..40_u64 {
         let name = unique_name();
-        let client = client_of(&server.url()).await;
+        let client = client_of(&server.url(), secs(30)).await;
         let tasks: Vec<_> = (0..20)
             .map(|_| {
                 let (client, name) = (client.clone(), name.clone());
@@ -187,8 +184,8 @@ async fn two_hundred_with_random_patience_take_turns() {
     let server = server();
     let name = unique_name();
     let clients = [
-        client_of(&server.url()).await,
-        client_of(&server.url()).await,
+        client_of(&server.url(), secs(30)).await,
+        client_of(&server.url(), secs(30)).await,
     ];
     let believers = Arc::new(Believers::default());
     let start = Instant::now();
@@ -237,7 +234,7 @@ async fn storms_on_the_server_break_nothing() {
     let until = Instant::now() + secs(2);
     let mut tasks = Vec::new();
     for _ in 0..3 {
-        let client = client_of(&server.url()).await;
+        let client = client_of(&server.url(), secs(30)).await;
         for _ in 0..4 {
             let (client, name) = (client.clone(), name.clone());
             let believers = Arc::clone(&believers);
@@ -289,7 +286,7 @@ async fn one_flow_in_many_tasks_is_one_owner() {
     let flows = Arc::new(AtomicI64::new(0)); // +1 per guard of flow 0, +1000 per guard of flow 1
     let mut tasks = Vec::new();
     for unit in [1, 1000] {
-        let client = client_of(&server.url()).await;
+        let client = client_of(&server.url(), secs(30)).await;
         let ctx = client.context();
         for i in 0..6_u64 {
             let mut ctx = ctx.share();
@@ -327,7 +324,7 @@ async fn one_flow_in_many_tasks_is_one_owner() {
 async fn keys_spoiled_behind_the_holder_are_told_as_what_they_are() {
     let server = server();
     let cli = server.cli().await;
-    let client = client_of(&server.url()).await;
+    let client = client_of(&server.url(), secs(30)).await;
     let name = unique_name();
     let lock = || client.lock(name.as_str());
 
@@ -399,7 +396,7 @@ async fn keys_spoiled_behind_the_holder_are_told_as_what_they_are() {
 async fn a_persisted_hold_outlives_what_its_holder_believes() {
     let server = server();
     let cli = server.cli().await;
-    let client = client_of(&server.url()).await;
+    let client = client_of(&server.url(), secs(30)).await;
     for way in ["confirm", "extend", "nested"] {
         let name = unique_name();
         let mut ctx = client.context();
@@ -423,7 +420,7 @@ async fn a_persisted_hold_outlives_what_its_holder_believes() {
 async fn odd_and_huge_names_exclude_and_free() {
     let server = server();
     let cli = server.cli().await;
-    let client = client_of(&server.url()).await;
+    let client = client_of(&server.url(), secs(30)).await;
     let base = unique_name();
     for name in [
         format!("{base}\0\r\n$3\r\nfoo"),
@@ -462,7 +459,7 @@ async fn odd_and_huge_names_exclude_and_free() {
 #[tokio::test]
 async fn forgotten_guards_end_with_max_hold() {
     let server = server();
-    let client = client_of(&server.url()).await;
+    let client = client_of(&server.url(), secs(30)).await;
     let name = unique_name();
     let mut ctx = client.context();
     let outer = ctx
@@ -515,7 +512,7 @@ fn a_runtime_that_ends_in_the_middle_takes_nobody_with_it() {
             .unwrap();
         let (client, guard, name) = runtime.block_on(async {
             let name = unique_name();
-            let client = client_of(&server.url()).await;
+            let client = client_of(&server.url(), secs(30)).await;
             let guard = client.lock(name.as_str()).acquire().await.unwrap();
             for i in 0..20 {
                 let (client, name) = (client.clone(), name.clone());
@@ -592,8 +589,8 @@ async fn clients_that_come_and_go_leave_no_task() {
     let base = tasks();
     let name = unique_name();
     for _ in 0..20 {
-        let one = client_of(&server.url()).await;
-        let two = client_of(&server.url()).await;
+        let one = client_of(&server.url(), secs(30)).await;
+        let two = client_of(&server.url(), secs(30)).await;
         let guard = one.lock(name.as_str()).acquire().await.unwrap();
         let waited = two.lock(name.as_str()).acquire_timeout(ms(15)).await;
         assert!(waited.is_err_and(|error| error.is_retryable()));
@@ -611,7 +608,7 @@ async fn forced_releases_race_with_everything() {
     let until = Instant::now() + secs(1);
     let mut tasks = Vec::new();
     for _ in 0..2 {
-        let client = client_of(&server.url()).await;
+        let client = client_of(&server.url(), secs(30)).await;
         for _ in 0..3 {
             let (client, name) = (client.clone(), name.clone());
             tasks.push(tokio::spawn(async move {
@@ -629,7 +626,7 @@ async fn forced_releases_race_with_everything() {
             }));
         }
     }
-    let operator = client_of(&server.url()).await;
+    let operator = client_of(&server.url(), secs(30)).await;
     while Instant::now() < until {
         operator.force_release(name.as_str()).await.unwrap();
     }
@@ -678,8 +675,8 @@ async fn a_full_server_keeps_holds_and_refuses_new_ones() {
 async fn waiters_outlive_a_server_that_comes_back_empty() {
     let server = Server::start();
     let name = unique_name();
-    let one = client_of(&server.url()).await;
-    let two = client_of(&server.url()).await;
+    let one = client_of(&server.url(), secs(30)).await;
+    let two = client_of(&server.url(), secs(30)).await;
     let guard = one.lock(name.as_str()).acquire().await.unwrap();
     let before = guard.fencing_token().unwrap();
     let taking: Vec<_> = (0..5)

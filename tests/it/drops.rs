@@ -12,16 +12,11 @@ use leasehold::{Error, LockClient, LockGuard, LossReason, ReleaseOutcome};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::Notify;
 
-use crate::cancellation::calls_but_releases;
 use crate::common::*;
+use crate::support::{calls_but_releases, client_of};
 
 /// Where a lease has to end by itself: the tests wait for that.
 const SHORT: Duration = ms(400);
-
-async fn client(url: &str, lease: Duration) -> LockClient {
-    let builder = LockClient::builder().url(url).lease(lease);
-    builder.build().await.unwrap()
-}
 
 fn one_thread() -> Runtime {
     Builder::new_current_thread().enable_all().build().unwrap()
@@ -55,7 +50,7 @@ fn a_guard_dropped_on_a_plain_thread_after_its_runtime_ended_is_silent() {
     for runtime in [one_thread(), two_threads()] {
         let name = unique_name();
         let (client, guard) = runtime.block_on(async {
-            let client = client(&server().url(), SHORT).await;
+            let client = client_of(&server().url(), SHORT).await;
             let guard = client.lock(name.as_str()).acquire().await.unwrap();
             (client, guard)
         });
@@ -77,7 +72,7 @@ fn a_guard_dropped_on_a_plain_thread_releases() {
     let runtime = two_threads();
     let name = unique_name();
     let guard = runtime.block_on(async {
-        let client = client(&server().url(), secs(30)).await;
+        let client = client_of(&server().url(), secs(30)).await;
         // The guard is all that is left of the client.
         client.lock(name.as_str()).acquire().await.unwrap()
     });
@@ -97,7 +92,7 @@ fn guards_dropped_by_the_shutdown_of_their_runtime_are_silent() {
         };
         let panics = Arc::new(OnceLock::new());
         runtime.block_on(async {
-            let client = client(&server().url(), SHORT).await;
+            let client = client_of(&server().url(), SHORT).await;
             let mut ready = Vec::new();
             for task in 0..8 {
                 let name = format!("{prefix}-{round}-{task}");
@@ -153,7 +148,7 @@ impl Drop for Careful {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_guard_dropped_while_panicking_releases() {
     let server = server();
-    let client = client(&server.url(), secs(30)).await;
+    let client = client_of(&server.url(), secs(30)).await;
     let name = unique_name();
     let cli = server.cli().await;
     for on_thread in [false, true] {
@@ -201,7 +196,7 @@ fn a_guard_dropped_in_a_current_thread_runtime_releases() {
     let runtime = one_thread();
     let name = unique_name();
     let client = runtime.block_on(async {
-        let client = client(&server().url(), secs(30)).await;
+        let client = client_of(&server().url(), secs(30)).await;
         let guard = client.lock(name.as_str()).acquire().await.unwrap();
         drop(guard);
         nothing_left(server(), &name).await;
@@ -221,7 +216,7 @@ async fn a_guard_that_outlives_its_client_releases() {
     let server = server();
     let name = unique_name();
     let guard = {
-        let client = client(&server.url(), secs(30)).await;
+        let client = client_of(&server.url(), secs(30)).await;
         client.lock(name.as_str()).acquire().await.unwrap()
     };
     guard.confirm().await.unwrap();
@@ -235,7 +230,7 @@ async fn a_guard_that_outlives_its_client_releases() {
 async fn thousands_of_guards_dropped_while_the_server_stands_still_end_in_time() {
     let server = Server::start();
     let lease = secs(1);
-    let client = client(&server.url(), lease).await;
+    let client = client_of(&server.url(), lease).await;
     let prefix = unique_name();
     let many = scaled(1500, 10_000);
     let mut guards = Vec::new();
@@ -254,7 +249,7 @@ async fn thousands_of_guards_dropped_while_the_server_stands_still_end_in_time()
     server.cont();
 
     // Others come, at once; what still arrives of the old releases leaves them alone.
-    let other = self::client(&server.url(), secs(30)).await;
+    let other = client_of(&server.url(), secs(30)).await;
     let mut later = Vec::new();
     for number in (0..many).step_by(10) {
         let name = format!("{prefix}-{number}");
@@ -286,7 +281,7 @@ async fn thousands_of_guards_dropped_while_the_server_stands_still_end_in_time()
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn guards_dropped_after_the_server_is_gone_end_with_their_leases() {
     let server = Server::start();
-    let client = client(&server.url(), SHORT).await;
+    let client = client_of(&server.url(), SHORT).await;
     let prefix = unique_name();
     let mut guards = Vec::new();
     for number in 0..300 {
@@ -316,7 +311,7 @@ fn a_client_whose_runtime_has_ended_answers_closed() {
             let client = if in_memory {
                 LockClient::in_memory()
             } else {
-                client(&server().url(), SHORT).await
+                client_of(&server().url(), SHORT).await
             };
             let client = if in_memory {
                 client
@@ -371,7 +366,7 @@ fn a_waiter_in_another_runtime_is_told_when_the_clients_runtime_ends() {
         let own = Server::start();
         let runtime = two_threads();
         let (client, guard) = runtime.block_on(async {
-            let client = client(&own.url(), secs(30)).await;
+            let client = client_of(&own.url(), secs(30)).await;
             let guard = client.lock(name.as_str()).acquire().await.unwrap();
             (client, guard)
         });
@@ -418,7 +413,7 @@ fn a_waiter_in_another_runtime_is_told_when_the_clients_runtime_ends() {
 fn a_lock_can_be_taken_outside_of_any_runtime() {
     let runtime = two_threads();
     let name = unique_name();
-    let client = runtime.block_on(client(&server().url(), secs(30)));
+    let client = runtime.block_on(client_of(&server().url(), secs(30)));
     let life = async {
         let mut lock = client.lock(name.as_str());
         let guard = lock.acquire_timeout(secs(5)).await.unwrap();
@@ -467,7 +462,7 @@ impl Wake for Woken {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_waiter_dropped_after_it_was_woken_passes_the_lock_on() {
     let in_memory = LockClient::in_memory();
-    let on_server = client(&server().url(), secs(30)).await;
+    let on_server = client_of(&server().url(), secs(30)).await;
     for (client, rounds) in [
         (in_memory, scaled(2_000, 10_000)),
         (on_server, scaled(300, 10_000)),
@@ -533,7 +528,7 @@ async fn poll_once<F: Future>(mut future: Pin<&mut F>) -> Option<F::Output> {
 async fn callers_that_leave_at_any_time_of_a_pause_leave_nothing() {
     let server = Server::start();
     let lease = secs(3);
-    let client = client(&server.url(), lease).await;
+    let client = client_of(&server.url(), lease).await;
     let prefix = unique_name();
     let cli = server.cli().await;
     cli.cmd(&["CLIENT", "PAUSE", "300", "WRITE"]).await.ok();
@@ -571,7 +566,7 @@ async fn callers_that_leave_at_any_time_of_a_pause_leave_nothing() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_call_given_up_while_the_server_was_down_makes_no_lock_later() {
     let server = Server::start();
-    let client = client(&server.url(), secs(3)).await;
+    let client = client_of(&server.url(), secs(3)).await;
     let name = unique_name();
     for down_before in [true, false] {
         if down_before {

@@ -23,6 +23,7 @@ mod replay;
 mod retries;
 mod server_faults;
 mod slice;
+mod support;
 mod time;
 mod tokens;
 mod usability;

@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use leasehold::{Error, LockClient, ReleaseOutcome};
 
-use crate::cancellation::{all_scripts_known, calls_but_releases};
 use crate::common::*;
+use crate::support::{all_scripts_known, calls_but_releases};
 
 const LEASE: Duration = secs(3);
 
@@ -13,6 +13,7 @@ async fn client(url: &str, lease: Duration, command_timeout: Duration) -> LockCl
     let builder = LockClient::builder().url(url).lease(lease);
     builder
         .command_timeout(command_timeout)
+        .connect_timeout(secs(5))
         .build()
         .await
         .unwrap()
@@ -25,7 +26,7 @@ async fn an_acquisition_whose_reply_is_lost_counts_once() {
     let proxy = Proxy::start(server().port());
     let cli = server().cli().await;
     for then in [Then::Close, Then::Reset, Then::Discard] {
-        let client = client(&proxy.url(), LEASE, ms(100)).await;
+        let client = client(&proxy.url(), LEASE, ms(400)).await;
         all_scripts_known(&client).await;
         let mut monitor = server().monitor().await;
         let name = unique_name();
@@ -60,7 +61,7 @@ async fn an_acquisition_whose_reply_is_lost_counts_once() {
 async fn an_acquisition_that_ran_many_times_counts_once() {
     let proxy = Proxy::start(server().port());
     let cli = server().cli().await;
-    let client = client(&proxy.url(), LEASE, ms(50)).await;
+    let client = client(&proxy.url(), LEASE, ms(300)).await;
     all_scripts_known(&client).await;
     let mut monitor = server().monitor().await;
     let name = unique_name();
@@ -142,7 +143,7 @@ async fn a_late_release_does_not_touch_the_next_hold_of_the_same_client() {
     let proxy = Proxy::start(server().port());
     let cli = server().cli().await;
     let name = unique_name();
-    let client = client(&proxy.url(), LEASE, ms(200)).await;
+    let client = client(&proxy.url(), LEASE, ms(400)).await;
     all_scripts_known(&client).await;
     let mut ctx = client.context();
     for same_flow in [false, true] {
@@ -182,7 +183,7 @@ async fn a_late_release_does_not_touch_the_next_hold_of_the_same_client() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_orphan_of_a_stopped_server_is_not_re_entered() {
     let server = Server::start();
-    let (lease, timeout) = (ms(600), ms(100));
+    let (lease, timeout) = (secs(2), ms(300));
     let client = client(&server.url(), lease, timeout).await;
     let other = self::client(&server.url(), lease, timeout).await;
     let name = unique_name();
@@ -302,7 +303,7 @@ impl OnTime {
     async fn check(self) {
         let took = self.start.elapsed();
         let timer = self.timer.await.unwrap();
-        assert!(took < timer + ms(100), "{took:?}; a timer took {timer:?}");
+        assert!(took < timer + ms(250), "{took:?}; a timer took {timer:?}");
     }
 }
 
@@ -355,7 +356,7 @@ async fn an_unconfirmed_release_is_done_right_after_the_server_is_free_again() {
     let mut monitor = server.monitor().await;
     let asleep = {
         let cli = server.cli().await;
-        tokio::spawn(async move { cli.cmd(&["DEBUG", "SLEEP", "0.6"]).await.ok() })
+        tokio::spawn(async move { cli.cmd(&["DEBUG", "SLEEP", "1.0"]).await.ok() })
     };
     eventually(secs(1), "the server is busy", async || {
         tokio::time::timeout(ms(20), cli.cmd(&["PING"]))
@@ -364,9 +365,9 @@ async fn an_unconfirmed_release_is_done_right_after_the_server_is_free_again() {
     })
     .await;
 
-    let start = Instant::now();
+    let on_time = on_time(ms(100));
     let outcome = guard.release().await;
-    assert!(start.elapsed() < ms(400), "{:?}", start.elapsed());
+    on_time.check().await;
     let ReleaseOutcome::Unconfirmed { at_most } = outcome else {
         panic!("{outcome:?}");
     };
@@ -378,7 +379,7 @@ async fn an_unconfirmed_release_is_done_right_after_the_server_is_free_again() {
     asleep.await.unwrap();
     let awake = Instant::now();
     cli.until_free(&name).await;
-    assert!(awake.elapsed() < ms(400), "{:?}", awake.elapsed());
+    assert!(awake.elapsed() < secs(1), "{:?}", awake.elapsed());
     // A renewal would have come by now.
     tokio::time::sleep(ms(1100)).await;
     let calls = calls_but_releases(&mut monitor, &name).await;

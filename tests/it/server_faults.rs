@@ -7,6 +7,7 @@ use leasehold::{Error, LockClient, LockClientBuilder, LossReason, ReleaseOutcome
 
 use crate::common::server::free_port;
 use crate::common::*;
+use crate::support::words;
 
 fn builder(server: &Server, lease: u64) -> LockClientBuilder {
     LockClient::builder().url(server.url()).lease(ms(lease))
@@ -14,17 +15,6 @@ fn builder(server: &Server, lease: u64) -> LockClientBuilder {
 
 async fn client(server: &Server, lease: u64) -> LockClient {
     builder(server, lease).build().await.unwrap()
-}
-
-/// The messages of an error and of all that caused it.
-fn words(error: &Error) -> String {
-    let mut words = error.to_string();
-    let mut source = std::error::Error::source(error);
-    while let Some(cause) = source {
-        words = format!("{words}: {cause}");
-        source = cause.source();
-    }
-    words
 }
 
 /// Asserts that a lock cannot be taken now, because of what the server says, and that the error

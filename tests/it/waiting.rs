@@ -7,11 +7,7 @@ use leasehold::{Error, LockClient, LockGuard, PubSub, ReleaseOutcome};
 use tokio::task::JoinHandle;
 
 use crate::common::*;
-
-async fn client(url: &str, lease: Duration) -> LockClient {
-    let builder = LockClient::builder().url(url).lease(lease);
-    builder.connect_timeout(secs(5)).build().await.unwrap()
-}
+use crate::support::client_of;
 
 type Waiting = JoinHandle<(LockGuard, Instant)>;
 
@@ -29,8 +25,8 @@ fn wait_for(client: &LockClient, name: &str) -> Waiting {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_release_before_the_subscription_is_confirmed_is_not_missed() {
     let proxy = Proxy::start(server().port());
-    let holder = client(&server().url(), secs(30)).await;
-    let waiter = client(&proxy.url(), secs(30)).await;
+    let holder = client_of(&server().url(), secs(30)).await;
+    let waiter = client_of(&proxy.url(), secs(30)).await;
     let cli = server().cli().await;
     // The reply is late, or the request is: then the message is not even sent to us.
     for (fault, confirmed_late) in [
@@ -64,8 +60,8 @@ async fn a_release_before_the_subscription_is_confirmed_is_not_missed() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_subscription_that_is_never_confirmed_does_not_stop_the_waiter() {
     let proxy = Proxy::start(server().port());
-    let holder = client(&server().url(), secs(30)).await;
-    let waiter = client(&proxy.url(), secs(30)).await;
+    let holder = client_of(&server().url(), secs(30)).await;
+    let waiter = client_of(&proxy.url(), secs(30)).await;
     let name = unique_name();
     let guard = holder.lock(name.as_str()).acquire().await.unwrap();
     let swallowed = proxy.inject(Fault::reply(
@@ -89,8 +85,8 @@ async fn a_subscription_that_is_never_confirmed_does_not_stop_the_waiter() {
 async fn a_release_while_the_subscription_is_cut_is_not_missed() {
     let server = Server::start();
     let (holder, waiter) = (
-        client(&server.url(), secs(30)).await,
-        client(&server.url(), secs(30)).await,
+        client_of(&server.url(), secs(30)).await,
+        client_of(&server.url(), secs(30)).await,
     );
     let cli = server.cli().await;
     for _ in 0..scaled(3, 100) {
@@ -126,7 +122,7 @@ async fn a_release_while_the_subscription_is_cut_is_not_missed() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn subscriptions_come_back_after_a_restart() {
     let server = Server::start();
-    let waiter = client(&server.url(), secs(30)).await;
+    let waiter = client_of(&server.url(), secs(30)).await;
     let name = unique_name();
     // A holder of another kind of client, that the restart does not disturb.
     let hold = ["HSET", &name, "7a1c7b9e-0000-4000-8000-000000000000:1", "1"];
@@ -161,8 +157,8 @@ async fn subscriptions_come_back_after_a_restart() {
 async fn a_flood_of_messages_does_not_stop_the_waiters() {
     let server = Server::start();
     let (holder, waiter) = (
-        client(&server.url(), secs(30)).await,
-        client(&server.url(), secs(30)).await,
+        client_of(&server.url(), secs(30)).await,
+        client_of(&server.url(), secs(30)).await,
     );
     let names: Vec<_> = (0..4).map(|_| unique_name()).collect();
     let mut guards = Vec::new();
@@ -209,8 +205,8 @@ async fn a_flood_of_messages_does_not_stop_the_waiters() {
 async fn subscriptions_are_counted_by_name_and_all_end() {
     let server = Server::start();
     let (one, two) = (
-        client(&server.url(), secs(30)).await,
-        client(&server.url(), secs(30)).await,
+        client_of(&server.url(), secs(30)).await,
+        client_of(&server.url(), secs(30)).await,
     );
     let cli = server.cli().await;
     let prefix = unique_name();
@@ -284,7 +280,7 @@ async fn holder_worker() {
         return;
     };
     let lease = std::env::var("LEASE_MS").unwrap().parse().unwrap();
-    let client = client(&std::env::var("URL").unwrap(), ms(lease)).await;
+    let client = client_of(&std::env::var("URL").unwrap(), ms(lease)).await;
     while let Some(name) = me.line().await {
         let guard = client.lock(name).acquire().await.unwrap();
         me.say("held");
@@ -299,7 +295,7 @@ async fn a_killed_holder_is_followed_within_its_lease() {
     let lease = ms(600);
     let ruler = Ruler::start();
     let url = server().url();
-    let waiter = client(&url, secs(30)).await;
+    let waiter = client_of(&url, secs(30)).await;
     let cli = server().cli().await;
     for _ in 0..scaled(2, 100) {
         let env = [("URL", url.as_str()), ("LEASE_MS", "600")];
@@ -347,8 +343,8 @@ async fn a_killed_holder_is_followed_within_its_lease() {
 #[tokio::test]
 async fn zero_waiting_is_one_round_trip() {
     let (first, second) = (
-        client(&server().url(), secs(30)).await,
-        client(&server().url(), secs(30)).await,
+        client_of(&server().url(), secs(30)).await,
+        client_of(&server().url(), secs(30)).await,
     );
     let name = unique_name();
     // The scripts are known to the server from here on.
@@ -377,7 +373,7 @@ async fn zero_waiting_is_one_round_trip() {
 /// B42: a bounded wait ends when it said, whatever it is doing then, and nothing is left of it.
 #[tokio::test]
 async fn a_bounded_wait_ends_in_time() {
-    let client = client(&server().url(), secs(30)).await;
+    let client = client_of(&server().url(), secs(30)).await;
     let name = unique_name();
     let ruler = Ruler::start();
     let guard = client.lock(name.as_str()).acquire().await.unwrap();
@@ -408,7 +404,7 @@ async fn a_bounded_wait_ends_in_time() {
 async fn pollers_do_not_come_in_step() {
     let server = Server::start();
     let lease = secs(30);
-    let holder = client(&server.url(), lease).await;
+    let holder = client_of(&server.url(), lease).await;
     let name = unique_name();
     let guard = holder.lock(name.as_str()).acquire().await.unwrap();
     let mut clients = Vec::new();
@@ -444,7 +440,7 @@ async fn pollers_do_not_come_in_step() {
     assert_eq!(times.len(), clients.len());
     for times in times.values() {
         let pauses: Vec<_> = times.windows(2).map(|pair| pair[1] - pair[0]).collect();
-        assert!((8..90).contains(&pauses.len()), "{pauses:?}");
+        assert!((8..60).contains(&pauses.len()), "{pauses:?}");
         assert!(
             pauses[0] < 0.1 && *pauses.last().unwrap() > 0.06,
             "{pauses:?}"
@@ -471,8 +467,8 @@ async fn pollers_do_not_come_in_step() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn waiters_of_one_client_are_served_in_order_of_arrival() {
     let (one, two) = (
-        client(&server().url(), secs(30)).await,
-        client(&server().url(), secs(30)).await,
+        client_of(&server().url(), secs(30)).await,
+        client_of(&server().url(), secs(30)).await,
     );
     let cli = server().cli().await;
     for from_outside in [true, false] {
@@ -523,14 +519,14 @@ async fn waiters_of_one_client_are_served_in_order_of_arrival() {
 /// each process asks the server once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_release_wakes_one_contender_of_each_process() {
-    let holder = client(&server().url(), secs(30)).await;
+    let holder = client_of(&server().url(), secs(30)).await;
     let cli = server().cli().await;
     let name = unique_name();
     let guard = holder.lock(name.as_str()).acquire().await.unwrap();
     let mut clients = Vec::new();
     let mut waiting = Vec::new();
     for _ in 0..3 {
-        let client = client(&server().url(), secs(30)).await;
+        let client = client_of(&server().url(), secs(30)).await;
         waiting.extend((0..10).map(|_| wait_for(&client, &name)));
         clients.push(client);
     }

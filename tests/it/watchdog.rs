@@ -6,17 +6,13 @@ use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
-use leasehold::{Error, LockClient, LossReason, ReleaseOutcome};
+use leasehold::{Error, LossReason, ReleaseOutcome};
 
 use crate::common::faults::Matching;
 use crate::common::*;
+use crate::support::client_of;
 
 /// A client whose holds have this lease and are renewed.
-async fn client(url: &str, lease: Duration) -> LockClient {
-    let builder = LockClient::builder().url(url).lease(lease);
-    builder.connect_timeout(secs(5)).build().await.unwrap()
-}
-
 /// The calls by hash about `name`, in order: hash of the script, and the whole command. (A server that
 /// does not know the script yet gets it in full behind that.)
 async fn scripts(monitor: &mut Monitor, name: &str) -> Vec<(String, String)> {
@@ -46,7 +42,7 @@ fn owners(line: &str) -> Vec<String> {
 async fn no_renewal_follows_a_release() {
     let server = Server::start();
     let lease = ms(600);
-    let client = client(&server.url(), lease).await;
+    let client = client_of(&server.url(), lease).await;
     let name = unique_name();
     let mut monitor = server.monitor().await;
     drop(client.lock(name.as_str()).acquire().await.unwrap());
@@ -113,7 +109,7 @@ async fn no_renewal_follows_a_release() {
 async fn a_failed_acquire_is_never_renewed() {
     let server = Server::start();
     let lease = ms(600);
-    let client = client(&server.url(), lease).await;
+    let client = client_of(&server.url(), lease).await;
     let name = unique_name();
     let cli = server.cli().await;
     cli.cmd(&["CLIENT", "PAUSE", "1200", "ALL"]).await.ok();
@@ -140,7 +136,7 @@ async fn a_failed_acquire_is_never_renewed() {
         "freed by {:?}",
         back.elapsed()
     );
-    let other = self::client(&server.url(), lease).await;
+    let other = client_of(&server.url(), lease).await;
     let guard = other.lock(name.as_str()).try_acquire().await.unwrap();
     drop(guard.expect("another process locks"));
     nothing_left(&server, &name).await;
@@ -158,7 +154,7 @@ async fn a_failed_acquire_is_never_renewed() {
 /// B23: unwinding drops the guard, which releases: the process lives on, the hold does not.
 #[tokio::test]
 async fn a_panic_releases() {
-    let client = client(&server().url(), secs(30)).await;
+    let client = client_of(&server().url(), secs(30)).await;
     let name = unique_name();
     let guard = client.lock(name.as_str()).acquire().await.unwrap();
     let died = tokio::spawn(async move {
@@ -181,7 +177,7 @@ async fn a_panic_releases() {
 async fn a_forgotten_guard_ends_by_max_hold() {
     let lease = ms(900);
     let ruler = Ruler::start();
-    let client = client(&server().url(), lease).await;
+    let client = client_of(&server().url(), lease).await;
     let name = unique_name();
     let max = ms(1500);
     let asked = Instant::now();
@@ -214,7 +210,7 @@ async fn a_forgotten_guard_ends_by_max_hold() {
 async fn the_hold_after_a_lost_one_is_renewed() {
     let server = Server::start();
     let lease = ms(600);
-    let client = client(&server.url(), lease).await;
+    let client = client_of(&server.url(), lease).await;
     let name = unique_name();
     let mut ctx = client.context();
     let mut last_token = None;
@@ -252,7 +248,7 @@ async fn the_hold_after_a_lost_one_is_renewed() {
 async fn broken_connections_lose_nothing_and_a_deleted_key_is_lost_at_once() {
     let server = Server::start();
     let lease = ms(900);
-    let client = client(&server.url(), lease).await;
+    let client = client_of(&server.url(), lease).await;
     let name = unique_name();
     let guard = client.lock(name.as_str()).acquire().await.unwrap();
     let cli = server.cli().await;
@@ -299,8 +295,8 @@ async fn a_silent_server_is_a_loss_before_the_lease_ends() {
     let server = Server::start();
     let lease = ms(900);
     let (first, second) = (
-        client(&server.url(), lease).await,
-        client(&server.url(), lease).await,
+        client_of(&server.url(), lease).await,
+        client_of(&server.url(), lease).await,
     );
     let name = unique_name();
     let guard = first.lock(name.as_str()).acquire().await.unwrap();
@@ -342,8 +338,8 @@ async fn a_black_hole_is_a_loss_before_another_enters() {
     let proxy = Proxy::start(server().port());
     let lease = ms(900);
     let (first, second) = (
-        client(&proxy.url(), lease).await,
-        client(&server().url(), lease).await,
+        client_of(&proxy.url(), lease).await,
+        client_of(&server().url(), lease).await,
     );
     let name = unique_name();
     let guard = first.lock(name.as_str()).acquire().await.unwrap();
@@ -391,8 +387,8 @@ async fn a_black_hole_is_a_loss_before_another_enters() {
 #[tokio::test]
 async fn a_renewal_never_makes_a_key() {
     let lease = ms(900);
-    let first = client(&server().url(), lease).await;
-    let second = client(&server().url(), lease).await;
+    let first = client_of(&server().url(), lease).await;
+    let second = client_of(&server().url(), lease).await;
     let cli = server().cli().await;
     for somebody_came in [false, true] {
         let name = unique_name();
@@ -439,7 +435,7 @@ fn the_first_look_after_starvation_says_lost() {
     let lease = ms(300);
     let name = unique_name();
     let guard = runtime.block_on(async {
-        let client = client(&server().url(), lease).await;
+        let client = client_of(&server().url(), lease).await;
         client.lock(name.as_str()).acquire().await.unwrap()
     });
     let lost = guard.lost();
@@ -481,7 +477,7 @@ async fn run_stops_the_work_while_the_watchdog_starves() {
             .build()
             .unwrap();
         runtime.block_on(async {
-            let client = client(&server().url(), lease).await;
+            let client = client_of(&server().url(), lease).await;
             let asked = Instant::now();
             let guard = client.lock(on_thread).acquire().await.unwrap();
             assert!(send.send((guard, asked)).is_ok());
@@ -525,7 +521,7 @@ fn run_stops_the_work_when_the_watchdog_is_dead() {
     let name = unique_name();
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let guard = runtime.block_on(async {
-        let client = client(&server().url(), ms(600)).await;
+        let client = client_of(&server().url(), ms(600)).await;
         client.lock(name.as_str()).acquire().await.unwrap()
     });
     runtime.shutdown_timeout(secs(5));
@@ -553,7 +549,7 @@ fn run_stops_the_work_when_the_watchdog_is_dead() {
 async fn a_hold_costs_one_renewal_each_third_of_its_lease() {
     let proxy = Proxy::start(server().port());
     let lease = ms(900);
-    let client = client(&proxy.url(), lease).await;
+    let client = client_of(&proxy.url(), lease).await;
     let name = unique_name();
     let guard = client.lock(name.as_str()).acquire().await.unwrap();
     let about = Matching::Bytes(name.clone().into_bytes());
