@@ -9,6 +9,7 @@ use leasehold::{Error, LockClient, LockGuard, LossReason, ReleaseOutcome};
 
 use crate::common::server::Snapshot;
 use crate::common::*;
+use crate::support::client_of;
 
 /// The ways in which a server can be away.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -97,18 +98,6 @@ impl Site {
     }
 }
 
-/// A client with the default timeouts. On a loaded machine the first connection may take more.
-async fn client(url: &str, lease: Duration) -> LockClient {
-    loop {
-        let builder = LockClient::builder().url(url).lease(lease);
-        match builder.build().await {
-            Ok(client) => return client,
-            Err(Error::Unreachable { .. }) => {}
-            Err(error) => panic!("{error:?}"),
-        }
-    }
-}
-
 /// "I had no answer", in one of its two forms.
 fn is_outage(error: &Error) -> bool {
     let says_so = matches!(
@@ -130,8 +119,8 @@ async fn calls_end_in_time(outage: Outage) {
     let command_timeout = secs(1);
     let ruler = Ruler::start();
     let slack = || ms(200) + ruler.taken();
-    let client = client(&site.url(), lease).await;
-    let direct = self::client(&site.server.url(), lease).await;
+    let client = client_of(&site.url(), lease).await;
+    let direct = client_of(&site.server.url(), lease).await;
     let (name, busy) = (unique_name(), unique_name());
     let mut ctx = client.context();
     let held = ctx.lock(name.as_str()).acquire().await.unwrap();
@@ -268,12 +257,12 @@ async fn close_keeps_its_deadline(outage: Outage) {
     let mut site = Site::new(outage);
     let lease = secs(3);
     let ruler = &Ruler::start();
-    let direct = client(&site.server.url(), lease).await;
+    let direct = client_of(&site.server.url(), lease).await;
     let busy = unique_name();
     let _others = direct.lock(busy.as_str()).acquire().await.unwrap();
     let mut clients = Vec::new();
     for deadline in [0, 100, 800] {
-        let client = client(&site.url(), lease).await;
+        let client = client_of(&site.url(), lease).await;
         let mut guards = Vec::new();
         for _ in 0..20 {
             guards.push(client.lock(unique_name()).acquire().await.unwrap());
@@ -342,10 +331,10 @@ async fn close_keeps_its_deadline_in_a_black_hole() {
 async fn everything_works_again(outage: Outage) {
     let mut site = Site::new(outage);
     let lease = secs(30);
-    let client = client(&site.url(), lease).await;
+    let client = client_of(&site.url(), lease).await;
     let (name, busy) = (unique_name(), unique_name());
     let held = client.lock(name.as_str()).acquire().await.unwrap();
-    let direct = self::client(&site.server.url(), lease).await;
+    let direct = client_of(&site.server.url(), lease).await;
     let others = direct.lock(busy.as_str()).acquire().await.unwrap();
     let mut lock = client.lock(busy.as_str());
     let waiting = tokio::spawn(async move {
@@ -417,7 +406,7 @@ async fn everything_works_again_after_a_black_hole() {
 async fn connections_that_died_in_silence_are_replaced_at_the_first_use() {
     let server = Server::start();
     let proxy = Proxy::start(server.port());
-    let client = client(&proxy.url(), secs(30)).await;
+    let client = client_of(&proxy.url(), secs(30)).await;
     proxy.black_hole();
     proxy.heal();
     let start = Instant::now();
@@ -446,9 +435,9 @@ fn believed_until(guard: &LockGuard) -> Instant {
 async fn a_holder_is_told_in_time(outage: Outage) {
     let mut site = Site::new(outage);
     let lease = ms(900);
-    let first = client(&site.url(), lease).await;
+    let first = client_of(&site.url(), lease).await;
     // Its own lease is how long it puts up with the outage.
-    let second = client(&site.server.url(), secs(30)).await;
+    let second = client_of(&site.server.url(), secs(30)).await;
     let name = unique_name();
     let mut ctx = first.context();
     let outer = ctx.lock(name.as_str()).acquire().await.unwrap();
@@ -577,7 +566,7 @@ async fn a_holder_is_told_in_time_when_requests_do_not_arrive() {
 async fn a_wait_without_limit_ends_with_a_server_that_stays_away() {
     let site = Site::new(Outage::Stopped);
     let lease = ms(900);
-    let client = client(&site.url(), lease).await;
+    let client = client_of(&site.url(), lease).await;
     site.server.stop();
     let ruler = Ruler::start();
     let start = Instant::now();

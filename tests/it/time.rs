@@ -156,7 +156,8 @@ async fn stopped_worker() {
             if now - last > lease * 2 {
                 return (held, looked_at.is_held(), looked_at.loss_reason());
             }
-            assert!(held, "lost without a stop");
+            let why = looked_at.loss_reason();
+            assert!(held, "lost without a stop: {why:?}, {:?} apart", now - last);
             last = now;
             // Leaves the processor to the others.
             std::thread::sleep(Duration::from_micros(200));
