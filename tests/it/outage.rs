@@ -587,7 +587,8 @@ async fn waiters_of_a_silent_server_are_not_told_that_others_hold_the_lock() {
     let name = unique_name();
     let guard = client.lock(name.as_str()).acquire().await.unwrap();
     let mut lock = client.lock(name.as_str());
-    let waiting = tokio::spawn(async move { lock.acquire_timeout(ms(2500)).await });
+    // Sleeps for longer than this: no question of its own goes unanswered in that time.
+    let waiting = tokio::spawn(async move { lock.acquire_timeout(ms(1600)).await });
     server.cli().await.until_waiters(&name, 1).await;
     server.stop();
     assert!(matches!(
