@@ -563,3 +563,39 @@ async fn one_release_wakes_one_contender_of_each_process() {
     }
     nothing_left(server(), &name).await;
 }
+
+/// `x` and `{x}` are two locks with one channel, in Redisson's naming: a waiter for one takes no message
+/// away from a waiter for the other, neither when it comes nor when it leaves.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_names_on_one_channel_do_not_disturb_each_other() {
+    let server = Server::start();
+    for leaves in [false, true] {
+        let client = client_of(&server.url(), secs(30)).await;
+        let other = client_of(&server.url(), secs(30)).await;
+        let plain = unique_name();
+        let braced = format!("{{{plain}}}");
+        let held = other.lock(plain.as_str()).acquire().await.unwrap();
+        let kept = other.lock(braced.as_str()).acquire().await.unwrap();
+        let first = wait_for(&client, &plain);
+        let cli = server.cli().await;
+        cli.until_waiters(&plain, 1).await;
+        // Both have tried again after their subscriptions: only a message helps the first now.
+        let second = wait_for(&client, &braced);
+        tokio::time::sleep(ms(200)).await;
+        if leaves {
+            second.abort();
+            tokio::time::sleep(ms(200)).await;
+        }
+        let released = Instant::now();
+        assert_eq!(held.release().await, ReleaseOutcome::Released);
+        let (guard, granted) = first.await.unwrap();
+        let took = granted.saturating_duration_since(released);
+        assert!(took < secs(1), "heard of the release after {took:?}");
+        assert_eq!(guard.release().await, ReleaseOutcome::Released);
+        assert_eq!(kept.release().await, ReleaseOutcome::Released);
+        if !leaves {
+            let (guard, _) = second.await.unwrap();
+            assert_eq!(guard.release().await, ReleaseOutcome::Released);
+        }
+    }
+}

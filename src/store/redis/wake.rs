@@ -280,8 +280,9 @@ impl Hub {
 struct Session {
     shared: Arc<Shared>,
     client: Client,
-    /// Channel to name, from before it is subscribed until after it is unsubscribed.
-    names: Mutex<HashMap<String, Arc<str>>>,
+    /// Names by channel, from before it is subscribed until after it is unsubscribed. `x` and `{x}`
+    /// share one, as with Redisson.
+    names: Mutex<HashMap<String, BTreeSet<Arc<str>>>>,
     tokens: AtomicU64,
 }
 
@@ -292,9 +293,11 @@ impl Session {
         loop {
             match messages.recv().await {
                 Ok(message) => {
-                    let name = self.names.lock().get(&*message.channel).cloned();
-                    if let Some(topic) = name.and_then(|name| topics.get(&name)) {
-                        topic.wake();
+                    let names = self.names.lock().get(&*message.channel).cloned();
+                    for name in names.into_iter().flatten() {
+                        if let Some(topic) = topics.get(&name) {
+                            topic.wake();
+                        }
                     }
                 }
                 Err(broadcast::error::RecvError::Lagged(missed)) => {
@@ -323,7 +326,8 @@ impl Session {
         {
             let mut known = self.names.lock();
             for (channel, name) in channels.iter().zip(names) {
-                known.insert(channel.clone(), Arc::clone(name));
+                let names = known.entry(channel.clone()).or_default();
+                names.insert(Arc::clone(name));
             }
         }
         let client = self.client.with_options(&self.options());
@@ -337,15 +341,16 @@ impl Session {
             }
         };
         if refused.is_some() {
-            self.forget(&channels);
+            self.forget(names);
         }
         Ok(refused)
     }
 
     async fn unsubscribe(&self, names: &[Arc<str>]) -> Result<Option<String>, Cause> {
-        let channels = self.channels(names);
+        let channels = self.channels_of_these_alone(names);
         // Without a channel it would mean all of them.
         if channels.is_empty() {
+            self.forget(names);
             return Ok(None);
         }
         let client = self.client.with_options(&self.options());
@@ -358,7 +363,7 @@ impl Session {
             None => self.confirm().await?,
             refused => refused,
         };
-        self.forget(&channels);
+        self.forget(names);
         Ok(refused)
     }
 
@@ -427,10 +432,29 @@ impl Session {
         names.iter().map(|name| scheme.channel(name)).collect()
     }
 
-    fn forget(&self, channels: &[String]) {
+    /// The channels on which nobody else is left to listen.
+    fn channels_of_these_alone(&self, names: &[Arc<str>]) -> Vec<String> {
+        let known = self.names.lock();
+        let mut channels = self.channels(names);
+        channels.sort_unstable();
+        channels.dedup();
+        channels.retain(|channel| {
+            known
+                .get(channel)
+                .is_none_or(|all| all.iter().all(|name| names.contains(name)))
+        });
+        channels
+    }
+
+    fn forget(&self, names: &[Arc<str>]) {
         let mut known = self.names.lock();
-        for channel in channels {
-            known.remove(channel);
+        for (channel, name) in self.channels(names).into_iter().zip(names) {
+            if let Some(all) = known.get_mut(&channel) {
+                all.remove(name);
+                if all.is_empty() {
+                    known.remove(&channel);
+                }
+            }
         }
     }
 }
