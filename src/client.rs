@@ -150,6 +150,9 @@ impl LockClient {
     /// first told that they are lost ([`LossReason::ClientClosed`](crate::LossReason::ClientClosed)),
     /// then released. Posted releases are waited for.
     ///
+    /// Called several times, also at once, the earliest deadline holds for all, and each hold is counted
+    /// by one call.
+    ///
     /// # Cancel safety
     ///
     /// Dropping the future leaves the client closed for acquisitions; call it again to go on.

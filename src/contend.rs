@@ -83,7 +83,6 @@ impl Queues {
                 phase: WaitPhase::Waiting,
                 waker: None,
                 stalled: false,
-                hinted: false,
                 waited: !state.waiters.is_empty(),
             }),
         });
@@ -163,6 +162,8 @@ struct LineState {
     try_now: bool,
     /// An offer is in somebody's hands.
     offered: bool,
+    /// The hold of our own client that somebody was told to have waited for.
+    hinted: Option<OwnerId>,
     /// Our own client holds the lock until then, as far as we know.
     claimed_until: Option<Instant>,
     /// Since when the server has not answered, and what the last trouble was.
@@ -202,7 +203,6 @@ struct WaiterState {
     waker: Option<Waker>,
     /// Did not answer its last offer, and has not been polled since.
     stalled: bool,
-    hinted: bool,
     /// Others were before it, in line or with the lock: a slow answer alone is no waiting.
     waited: bool,
 }
@@ -386,6 +386,7 @@ impl Line {
                 serving: Serving::Nobody,
                 try_now: false,
                 offered: false,
+                hinted: None,
                 claimed_until: None,
                 trouble: None,
                 heard: None,
@@ -911,23 +912,27 @@ impl Line {
         }
     }
 
-    /// Says once that a waiter has waited a whole lease for its own client.
+    /// Says once of a hold that somebody has waited a whole lease for it, in the same client. A line
+    /// that moves on is no such case, however long it is.
     fn hint(&self) {
         let Some(head) = self.head() else { return };
         let now = self.engine.now();
         if now < later(head.joined, head.wish.terms.lease) {
             return;
         }
-        if std::mem::replace(&mut head.state.lock().hinted, true) {
-            return;
-        }
+        // By the first of those who wait for it: the others wait for the same reason.
+        let hinted = self.state.lock().hinted;
         let own = self
             .engine
             .watchdog
             .holds()
             .into_iter()
             .find(|hold| hold.name == self.name);
-        if let Some(hold) = own {
+        if let Some(hold) = own
+            && hinted != Some(hold.owner)
+            && now >= later(hold.since(), head.wish.terms.lease)
+        {
+            self.state.lock().hinted = Some(hold.owner);
             let held_for = now.saturating_duration_since(hold.since());
             observe::waiting_on_own_client(&self.engine, &self.name, hold.owner, held_for);
         }

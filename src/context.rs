@@ -24,7 +24,8 @@ use crate::lock::Lock;
 /// # Why `&mut`
 ///
 /// Taking a lock from a context wants `&mut`, as a query on a transaction does: so two branches of a
-/// `join!` over one context do not compile by accident. Say `share()` or `fork()` there.
+/// `join!` over one context do not compile by accident. Say `share()` or `fork()` there. (A [`Lock`]
+/// that was made is a value of its own: two of them, made before, enter the same flow of work.)
 ///
 /// # Examples
 ///

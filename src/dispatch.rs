@@ -95,6 +95,8 @@ pub(crate) struct Job {
 
 #[derive(Debug, Default)]
 struct Progress {
+    /// Put off because there was no connection.
+    unconnected: bool,
     unanswered_since: Option<Instant>,
     open_until_us: Option<u64>,
     failures: u32,
@@ -355,6 +357,22 @@ impl Dispatcher {
         self.state.lock().closing = true;
     }
 
+    /// There is a connection again: what was put off for want of one goes now.
+    pub(crate) fn connected(&self) {
+        {
+            let mut state = self.state.lock();
+            let delayed = std::mem::take(&mut state.delayed);
+            for (at, mut job) in delayed {
+                if std::mem::take(&mut job.progress.unconnected) {
+                    state.enqueue(job);
+                } else {
+                    state.delayed.insert(at, job);
+                }
+            }
+        }
+        self.work.notify_one();
+    }
+
     /// Ends the task once everything posted is done.
     pub(crate) fn finish(&self) {
         self.state.lock().finishing = true;
@@ -391,6 +409,11 @@ impl Dispatcher {
         }
         self.idle.notify_waiters();
         self.work.notify_one();
+    }
+
+    /// Whether nothing is posted that is not done.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.state.lock().is_idle()
     }
 
     /// Why the server cannot be reached, if the last call was not answered.
@@ -521,6 +544,7 @@ impl Dispatcher {
             Err(NoReply::NotSent(cause)) => {
                 for mut job in jobs {
                     job.progress.cause = Some(cause.clone());
+                    job.progress.unconnected = true;
                     self.again(job, now, true);
                 }
             }

@@ -18,7 +18,7 @@ use crate::env::{SharedEnv, later};
 use crate::error::Error;
 use crate::guard::LossReason;
 use crate::observe;
-use crate::store::{OwnerId, Store, TokenRule};
+use crate::store::{Health, OwnerId, Store, TokenRule};
 use crate::watchdog::Watchdog;
 
 /// The inside of one client. Its background tasks hold it; users hold a [`Handle`].
@@ -76,6 +76,7 @@ impl Engine {
                 engine.dispatcher.run(),
                 engine.watchdog.run(engine),
                 observe::connection(engine),
+                engine.follow_connections(),
             );
             engine.retract().await;
         }));
@@ -140,6 +141,46 @@ impl Engine {
                 return;
             }
             none.await;
+        }
+    }
+
+    /// Whether nothing is held, on offer, or asked for.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.grants.live.load(Ordering::SeqCst) == 0 && self.dispatcher.is_idle()
+    }
+
+    /// After each reconnection: sends what waited for it, and if the server is another one, or was
+    /// restarted, asks it for every hold. So a holder whose lock it has forgotten learns that as soon as
+    /// others could enter, not only by the next renewal.
+    async fn follow_connections(&self) {
+        let mut health = self.store.health();
+        let mut last = None;
+        loop {
+            let now = health.borrow_and_update().clone();
+            match now {
+                Health::Up { generation, server } => {
+                    if let Some((before, same)) = last
+                        && generation != before
+                    {
+                        self.dispatcher.connected();
+                        if server != same {
+                            self.watchdog.ask_now();
+                        }
+                    }
+                    last = Some((generation, server));
+                }
+                Health::Connecting | Health::Down { .. } => {}
+                Health::Closed => return,
+            }
+            tokio::select! {
+                biased;
+                () = self.stopped.cancelled() => return,
+                changed = health.changed() => {
+                    if changed.is_err() {
+                        return;
+                    }
+                }
+            }
         }
     }
 

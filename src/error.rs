@@ -14,7 +14,7 @@ pub type Source = Box<dyn std::error::Error + Send + Sync + 'static>;
 #[non_exhaustive]
 pub enum Error {
     /// The wait budget ran out while others held the lock. Nothing is held; waiting again is safe.
-    #[error("lock `{name}` not granted within {waited:?}")]
+    #[error("lock `{name}` not granted within {waited:.1?}: others hold it")]
     TimedOut {
         /// The lock.
         name: String,

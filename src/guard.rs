@@ -54,7 +54,7 @@ impl LossReason {
 impl fmt::Display for LossReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::DeadlinePassed => "its lease ended without a confirmed renewal",
+            Self::DeadlinePassed => "its lease ended, and no renewal of it was confirmed",
             Self::KeyGone => "the server no longer has it",
             Self::TakenByOther => "another owner has it",
             Self::Forced => "it was released by force",
@@ -63,6 +63,8 @@ impl fmt::Display for LossReason {
         })
     }
 }
+
+impl std::error::Error for LossReason {}
 
 /// How a release went.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -121,7 +123,7 @@ impl ReleaseOutcome {
 /// Between a look at [`is_held`](Self::is_held) and the write that follows, any process can be paused
 /// past its lease. Where two writers would corrupt data, let the store check the
 /// [`fencing_token`](Self::fencing_token).
-#[must_use = "dropping the guard at once releases the lock at once"]
+#[must_use = "a guard that is not kept releases the lock at once: bind it to `_guard`, not to `_`"]
 pub struct LockGuard {
     handle: Arc<Handle>,
     flow: Arc<Flow>,

@@ -304,12 +304,20 @@ impl Hold {
     /// Ends the belief in this hold, for good. Answers with the reason that counts, `None` if the
     /// hold was over anyway.
     pub(crate) fn lose(&self, reason: LossReason) -> Option<LossReason> {
+        match self.end_belief(reason) {
+            Ok(()) => Some(reason),
+            Err(earlier) => earlier,
+        }
+    }
+
+    /// The same; an error if it had ended before, with the reason if it was lost.
+    fn end_belief(&self, reason: LossReason) -> Result<(), Option<LossReason>> {
         let (appointment, term) = {
             let mut state = self.state.lock();
             match state.phase {
                 Phase::Held => {}
-                Phase::Lost(earlier) => return Some(earlier),
-                Phase::Offered | Phase::Releasing | Phase::Ended => return None,
+                Phase::Lost(earlier) => return Err(Some(earlier)),
+                Phase::Offered | Phase::Releasing | Phase::Ended => return Err(None),
             }
             state.phase = Phase::Lost(reason);
             (state.appointment.take(), state.term)
@@ -320,7 +328,7 @@ impl Hold {
         observe::lost(&self.engine, &self.name, self.owner, reason, term.end);
         self.lost.cancel();
         self.engine.grant_ends();
-        Some(reason)
+        Ok(())
     }
 
     /// Leaves a level. The last one out posts the release; `reply` hears how that went.
@@ -382,11 +390,34 @@ impl Hold {
     /// On the client's `close`: tells the holder first, then releases what he may no longer use.
     /// `false` if it was over anyway.
     pub(crate) fn close(self: &Arc<Self>, reply: oneshot::Sender<ReleaseOutcome>) -> bool {
-        let closed = self.lose(LossReason::ClientClosed) == Some(LossReason::ClientClosed);
+        let closed = self.end_belief(LossReason::ClientClosed).is_ok();
         if closed {
             self.post_release(Some(reply));
         }
         closed
+    }
+
+    /// Asks the server for the hold at once, as after a gap in which it may have forgotten it.
+    pub(crate) fn ask_now(self: &Arc<Self>) {
+        let now = self.engine.now();
+        {
+            let mut state = self.state.lock();
+            if state.phase != Phase::Held || state.renewing || state.over(now).is_some() {
+                return;
+            }
+            if state.renewed_lease().is_some() {
+                state.renew_at = Some(now);
+                self.make_appointment(&mut state);
+                return;
+            }
+            state.renewing = true;
+        }
+        let requester = Box::new(Renewal {
+            hold: Arc::clone(self),
+        });
+        // No longer than it is believed in: this one is not renewed.
+        let job = self.renewal(Duration::ZERO, requester);
+        self.engine.dispatcher.post(job);
     }
 
     /// An operation on this hold under a new attempt: used by `confirm`, `extend` and the watchdog.

@@ -146,11 +146,14 @@ pub(crate) fn release_unconfirmed(
 
 /// A waiter has waited a whole lease for a hold of its own client.
 pub(crate) fn waiting_on_own_client(
-    engine: &Engine,
+    engine: &Arc<Engine>,
     name: &str,
     holder: OwnerId,
     held_for: Duration,
 ) {
+    if !Limiter::allows(engine) {
+        return;
+    }
     let name = engine.loggable(name);
     let label = engine.config.label.as_deref().unwrap_or("");
     let held_for_ms = crate::config::millis(held_for);
@@ -169,18 +172,23 @@ pub(crate) async fn connection(engine: &Engine) {
     loop {
         let now = health.borrow_and_update().clone();
         match now {
-            Health::Up { generation } if !was_up => {
+            Health::Up { generation, .. } if !was_up => {
                 was_up = true;
                 if generation > 1 {
                     tracing::info!(target: "leasehold", connection = generation, "reconnected to the server");
                 }
             }
-            Health::Up { generation } => {
+            Health::Up { generation, .. } => {
                 tracing::info!(target: "leasehold", connection = generation, "reconnected to the server");
             }
             Health::Down { why, .. } if was_up => {
                 was_up = false;
-                tracing::warn!(target: "leasehold", %why, "connection to the server lost");
+                if engine.is_idle() {
+                    // Servers close connections on which nothing happens.
+                    tracing::info!(target: "leasehold", %why, "idle connection to the server lost");
+                } else {
+                    tracing::warn!(target: "leasehold", %why, "connection to the server lost");
+                }
             }
             Health::Connecting | Health::Down { .. } => {}
             Health::Closed => return,

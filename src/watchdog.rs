@@ -97,6 +97,13 @@ impl Watchdog {
         all.into_iter().filter_map(Timed::held).collect()
     }
 
+    /// Has every hold ask for itself: the server may have forgotten some.
+    pub(crate) fn ask_now(&self) {
+        for hold in self.holds() {
+            hold.ask_now();
+        }
+    }
+
     /// Keeps the appointments until the client stops.
     pub(crate) async fn run(&self, engine: &Arc<Engine>) {
         loop {

@@ -210,8 +210,9 @@ impl Cause {
 pub(crate) enum Health {
     /// Not connected yet.
     Connecting,
-    /// Connected; the number counts connections, each being another.
-    Up { generation: u64 },
+    /// Connected; `generation` counts connections, each being another, `server` the servers that were
+    /// found at their ends, a restarted one being another.
+    Up { generation: u64, server: u64 },
     /// Lost since; text says why.
     Down { since: Instant, why: Arc<str> },
     /// Closed by us, for good.

@@ -239,6 +239,85 @@ async fn waiting_for_oneself_is_told_once() {
     nothing_left(server(), &name).await;
 }
 
+/// A line that moves on is no self-deadlock, however long somebody stands in it.
+#[tokio::test]
+async fn a_busy_line_is_not_told_that_it_waits_for_itself() {
+    let (log, _listening) = Log::listen();
+    let client = client(&server().url(), ms(300)).await;
+    let name = unique_name();
+    let mut tasks = Vec::new();
+    for _ in 0..100 {
+        let mut lock = client.lock(name.as_str());
+        tasks.push(tokio::spawn(async move {
+            let guard = lock.acquire().await.unwrap();
+            // So that the line takes several leases.
+            tokio::time::sleep(ms(8)).await;
+            assert_eq!(guard.release().await, ReleaseOutcome::Released);
+        }));
+    }
+    for task in tasks {
+        task.await.unwrap();
+    }
+    let messages = log.messages();
+    assert!(
+        !messages.iter().any(|told| told.contains("same client")),
+        "{messages:?}"
+    );
+    nothing_left(server(), &name).await;
+}
+
+/// A server that refuses every connection is told of once, not at each try.
+#[tokio::test]
+async fn a_refusal_is_told_once() {
+    let (log, _listening) = Log::listen();
+    let server = Server::start();
+    let password = async |word: &str| {
+        let cli = server.cli().await;
+        let _ = cli.cmd(&["AUTH", "one"]).await;
+        let _ = cli.cmd(&["AUTH", "two"]).await;
+        let set = ["CONFIG", "SET", "requirepass", word];
+        cli.cmd(&set).await.ok();
+        let kill = ["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"];
+        cli.cmd(&kill).await.ok();
+    };
+    password("one").await;
+    let url = format!("redis://:one@127.0.0.1:{}", server.port());
+    let client = client(&url, secs(9)).await;
+    let guard = client.lock("job").acquire().await.unwrap();
+    password("two").await;
+    log.until("refused by the server").await;
+    // Tried again each second; the passing of time is the subject.
+    tokio::time::sleep(ms(2500)).await;
+    assert_eq!(log.of("refused by the server").len(), 1);
+    password("one").await;
+    guard
+        .confirm()
+        .await
+        .unwrap_or_else(|_| assert!(guard.is_held()));
+    log.until("reconnected to the server").await;
+    password("two").await;
+    eventually(secs(10), "told again", async || {
+        log.of("refused by the server").len() == 2
+    })
+    .await;
+}
+
+/// Servers close connections on which nothing happens: no warning, while nothing is held.
+#[tokio::test]
+async fn an_idle_connection_that_is_closed_is_no_warning() {
+    let (log, _listening) = Log::listen();
+    let server = Server::start();
+    let client = client(&server.url(), secs(9)).await;
+    let kill = ["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"];
+    server.cmd(&kill).await.ok();
+    log.until("reconnected to the server").await;
+    assert_eq!(log.of("idle connection to the server lost").len(), 1);
+    let guard = client.lock("job").acquire().await.unwrap();
+    server.cmd(&kill).await.ok();
+    log.until("connection to the server lost").await;
+    assert_eq!(guard.release().await, ReleaseOutcome::Released);
+}
+
 /// What leaves the process has no identity of a hold in it, with which one could be released, and no
 /// password; with `digest_names` no name either.
 #[tokio::test]

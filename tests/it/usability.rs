@@ -474,3 +474,26 @@ async fn sigkill_frees_the_lock_within_one_lease() {
     assert!(old.wait().await.success());
     nothing_left(server, &name).await;
 }
+
+/// Several calls of `close` at the same moment count each hold once, together.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn closes_at_the_same_moment_count_each_hold_once() {
+    for _ in 0..5 {
+        let client = LockClient::in_memory();
+        let mut guards = Vec::new();
+        for name in 0..2000 {
+            guards.push(client.lock(format!("{name}")).acquire().await.unwrap());
+        }
+        let closes: Vec<_> = (0..4)
+            .map(|_| {
+                let client = client.clone();
+                tokio::spawn(async move { client.close(ms(1050)).await.lost })
+            })
+            .collect();
+        let mut lost = 0;
+        for close in closes {
+            lost += close.await.unwrap();
+        }
+        assert_eq!(lost, guards.len());
+    }
+}

@@ -75,7 +75,10 @@ impl MemoryStore {
             client,
             shared,
             topics,
-            health: watch::Sender::new(Health::Up { generation: 1 }),
+            health: watch::Sender::new(Health::Up {
+                generation: 1,
+                server: 1,
+            }),
         }
     }
 

@@ -13,7 +13,7 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use fred::clients::Client;
@@ -211,12 +211,20 @@ fn connect_failure(error: &FredError) -> ConnectFailure {
     ]) {
         RefusalKind::Other
     } else {
-        return ConnectFailure::Unreachable(Cause::new(error.to_string()));
+        return ConnectFailure::Unreachable(Cause::new(plain(&error.to_string())));
     };
     ConnectFailure::Refused(Refusal {
         kind,
         message: words.to_owned(),
     })
+}
+
+/// What the operating system said, out of fred's `IO Error: Os { code: .., message: ".." }`.
+fn plain(words: &str) -> String {
+    let said = words
+        .split_once("message: \"")
+        .and_then(|(_, rest)| rest.split_once('"'));
+    said.map_or(words, |(said, _)| said).to_owned()
 }
 
 /// Sends one command and waits for its reply until `deadline`.
@@ -259,6 +267,7 @@ pub(super) struct Link {
     pub(super) generation: u64,
     client: Client,
     opened: Instant,
+    server: AtomicU64,
     clock: Clock,
     over: CancellationToken,
     why: Mutex<Option<Cause>>,
@@ -278,6 +287,15 @@ impl Link {
 
     pub(super) fn age(&self, now: Instant) -> Duration {
         now.saturating_duration_since(self.opened)
+    }
+
+    /// Which server this is; see [`Health::Up`](crate::store::Health::Up).
+    pub(super) fn server(&self) -> u64 {
+        self.server.load(Ordering::Relaxed)
+    }
+
+    fn set_server(&self, number: u64) {
+        self.server.store(number, Ordering::Relaxed);
     }
 
     pub(super) fn clock(&self) -> &Clock {
@@ -424,12 +442,14 @@ async fn keep_connected(shared: &Arc<Shared>) {
     let env = &shared.env;
     let mut back_off = BackOff::default();
     let mut generation = 0;
+    let mut told = None;
     loop {
         let wait = back_off.next(&**env);
         env.sleep_until(later(env.now(), wait)).await;
         match open_link(shared, generation + 1).await {
             Ok((link, mut connection)) => {
                 generation += 1;
+                told = None;
                 tracing::debug!(target: "leasehold", generation, "connected");
                 let link = OverOnDrop(Arc::new(link));
                 shared.set(State::Up(Arc::clone(&link.0)));
@@ -450,7 +470,11 @@ async fn keep_connected(shared: &Arc<Shared>) {
                 shared.set_down(why, None);
             }
             Err(ConnectFailure::Refused(refusal)) => {
-                tracing::warn!(target: "leasehold", message = %refusal.message, "refused by the server");
+                // Once for each reason, though it is tried again.
+                if told.as_ref() != Some(&refusal.message) {
+                    tracing::warn!(target: "leasehold", why = %refusal.message, "refused by the server");
+                    told = Some(refusal.message.clone());
+                }
                 let why = Cause::new(refusal.message.as_str());
                 shared.set_down(why, Some(refusal));
                 env.sleep_until(later(env.now(), REFUSED_WAIT)).await;
@@ -468,6 +492,7 @@ async fn open_link(shared: &Shared, generation: u64) -> Result<(Link, Connection
         generation,
         client: connection.client.clone(),
         opened: env.now(),
+        server: AtomicU64::new(0),
         clock: Clock::default(),
         over: CancellationToken::new(),
         why: Mutex::new(None),
@@ -491,9 +516,13 @@ async fn check_server(
     let info = |section: &'static str| link.ask(env, "INFO", vec![section.into()], deadline);
     let (about_server, about_memory) = join(info("server"), info("memory")).await;
     match about_server {
-        Ok(info) => check_info(&info.as_str().unwrap_or_default())?,
+        Ok(info) => {
+            let info = info.as_str().unwrap_or_default();
+            check_info(&info)?;
+            link.set_server(shared.server_number(field(&info, "run_id")));
+        }
         // Not permitted: then we do not know, and take it as it is.
-        Err(Fault::Server(_)) => {}
+        Err(Fault::Server(_)) => link.set_server(shared.server_number(None)),
         Err(fault) => return Err(ConnectFailure::Unreachable(fault.cause())),
     }
     if let Ok(info) = about_memory {

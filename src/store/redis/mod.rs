@@ -21,6 +21,7 @@ use std::time::Duration;
 use fred::types::Value;
 use fred::types::config::Config as FredConfig;
 use futures_util::future::join4;
+use parking_lot::Mutex;
 use tokio::sync::{Mutex as AsyncMutex, oneshot, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -114,6 +115,8 @@ struct Shared {
     waiting: AsyncMutex<()>,
     /// The server was found to evict keys, and that was said.
     told_of_eviction: AtomicBool,
+    /// The run id of the server connected to last, where it tells, and how many there were.
+    servers: Mutex<(Option<String>, u64)>,
 }
 
 /// [`Health`], with what our own need besides.
@@ -149,6 +152,7 @@ impl RedisStore {
             closing: CancellationToken::new(),
             waiting: AsyncMutex::new(()),
             told_of_eviction: AtomicBool::new(false),
+            servers: Mutex::default(),
             env: Arc::clone(env),
             config,
             client_id,
@@ -277,6 +281,7 @@ impl Shared {
             State::Connecting { .. } => Health::Connecting,
             State::Up(link) => Health::Up {
                 generation: link.generation,
+                server: link.server(),
             },
             State::Down { since, why, .. } => Health::Down {
                 since: *since,
@@ -292,6 +297,16 @@ impl Shared {
             }
             open
         });
+    }
+
+    /// The number of the server just connected to. One that does not tell who it is may be another.
+    fn server_number(&self, run_id: Option<&str>) -> u64 {
+        let mut servers = self.servers.lock();
+        if run_id.is_none() || servers.0.as_deref() != run_id {
+            servers.0 = run_id.map(str::to_owned);
+            servers.1 += 1;
+        }
+        servers.1
     }
 
     /// No connection; since when is kept from the first time on.

@@ -417,7 +417,7 @@ async fn down_within(store: &RedisStore, limit: Duration) {
 
 fn generation(store: &RedisStore) -> u64 {
     match *store.health().borrow() {
-        Health::Up { generation } => generation,
+        Health::Up { generation, .. } => generation,
         _ => 0,
     }
 }
