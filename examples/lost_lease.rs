@@ -5,8 +5,8 @@
 //!
 //! ```text
 //! $ cargo run --example lost_lease
-//! run: stopped after 0.5 s: lock `report` is lost: its lease ended without a confirmed renewal
-//! lost(): told after 0.5 s: its lease ended without a confirmed renewal
+//! run: stopped after 0.5 s: lock `report` is lost: its lease ended, and no renewal of it was confirmed
+//! lost(): told after 0.5 s: its lease ended, and no renewal of it was confirmed
 //! the new holder's write: accepted
 //! the late write: refused, its token is old
 //! release: Lost(DeadlinePassed)
