@@ -295,30 +295,30 @@ impl Ticket {
     pub(crate) fn out_of_time(&self) -> Error {
         let waited = self.line.engine.now() - self.waiter.joined;
         let name = &self.line.name;
-        let state = self.line.state.lock();
-        if let Some(trouble) = &state.trouble {
-            return trouble.error(name);
-        }
         // Asked for longer than an answer takes, and nothing heard: "no answer" is not "no".
         let now = self.line.engine.now();
-        if state
-            .asked
-            .is_some_and(|asked| state.heard.is_none() || asked + OFFER_WINDOW < now)
-        {
-            let cause = Cause::new("no answer in time");
-            return Trouble {
-                cause,
+        let unheard = |state: &LineState| {
+            let asked = state.asked?;
+            let silent = state.heard.is_none() || asked + OFFER_WINDOW < now;
+            silent.then(|| Trouble {
+                cause: Cause::new("no answer in time"),
                 unanswered: true,
-            }
-            .error(name);
-        }
-        // Nothing was asked for this waiter meanwhile, but it would not have been answered.
-        if let Some(cause) = self.line.engine.dispatcher.trouble() {
-            return Trouble {
-                cause,
+            })
+        };
+        let trouble = {
+            let state = self.line.state.lock();
+            state.trouble.clone().or_else(|| unheard(&state))
+        };
+        // Nothing was asked for this waiter meanwhile, but it would not have been answered. The line is
+        // not locked: the dispatcher looks at it with its own lock held.
+        let trouble = trouble.or_else(|| {
+            Some(Trouble {
+                cause: self.line.engine.dispatcher.trouble()?,
                 unanswered: false,
-            }
-            .error(name);
+            })
+        });
+        if let Some(trouble) = trouble {
+            return trouble.error(name);
         }
         Error::TimedOut {
             name: name.to_string(),

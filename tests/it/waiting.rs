@@ -599,3 +599,43 @@ async fn two_names_on_one_channel_do_not_disturb_each_other() {
         }
     }
 }
+
+/// Waits that end while others are being asked for: who tells a caller that his time is up, and who
+/// forms the next request, look at each other's state.
+#[test]
+fn waits_that_end_under_load_do_not_lock_up() {
+    let (done, told) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(4)
+            .enable_all()
+            .build()
+            .unwrap();
+        runtime.block_on(async {
+            let client = LockClient::in_memory();
+            let end = Instant::now() + scaled(ms(1500), secs(60));
+            let mut tasks = Vec::new();
+            for task in 0..64 {
+                let client = client.clone();
+                tasks.push(tokio::spawn(async move {
+                    while Instant::now() < end {
+                        let mut lock = client.lock(["a", "b"][task % 2]);
+                        match lock.acquire_timeout(ms(1)).await {
+                            Ok(guard) => {
+                                tokio::time::sleep(ms(1)).await;
+                                drop(guard);
+                            }
+                            Err(error) => assert!(error.is_retryable(), "{error:?}"),
+                        }
+                    }
+                }));
+            }
+            for task in tasks {
+                task.await.unwrap();
+            }
+        });
+        done.send(()).unwrap();
+    });
+    let patience = scaled(secs(30), secs(120));
+    told.recv_timeout(patience).expect("it stands still");
+}
