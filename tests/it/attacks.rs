@@ -702,7 +702,13 @@ async fn waiters_outlive_a_server_that_comes_back_empty() {
         );
     }
     assert!(tokens.is_sorted(), "{tokens:?}");
+    // It asked before the others had the lock, or after.
     let released = guard.release().await;
-    assert_eq!(released, ReleaseOutcome::Lost(LossReason::KeyGone));
+    let lost = LossReason::KeyGone;
+    let or = LossReason::TakenByOther;
+    assert!(
+        released == ReleaseOutcome::Lost(lost) || released == ReleaseOutcome::Lost(or),
+        "{released:?}"
+    );
     nothing_left(&server, &name).await;
 }

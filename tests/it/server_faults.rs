@@ -493,7 +493,7 @@ async fn hold_forgotten_by_a_failover_is_lost_and_the_next_token_is_greater() {
         .unwrap();
     assert!(matches!(
         held.loss_reason(),
-        Some(LossReason::TakenByOther | LossReason::DeadlinePassed)
+        Some(LossReason::KeyGone | LossReason::TakenByOther | LossReason::DeadlinePassed)
     ));
     let _ = held.release().await;
     again.confirm().await.unwrap();
