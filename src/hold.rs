@@ -364,8 +364,10 @@ impl Hold {
                 Left::Last
             }
             Phase::Lost(reason) => {
+                // A copy of the acquisition may yet make it anew, whatever the server said.
+                let may_come_back = state.open_until_us.is_some();
                 drop(state);
-                if depth == 0 && reason.may_be_on_server() {
+                if depth == 0 && (reason.may_be_on_server() || may_come_back) {
                     self.post_release(None);
                 }
                 Left::Lost(reason)
