@@ -480,32 +480,33 @@ impl Dispatcher {
         }
         let attempt = self.attempts.fetch_add(1, Ordering::Relaxed);
         let timeout = jobs[0].timeout;
-        let Some(ready) = self.store.ready(timeout) else {
-            let answer = self.store.submit(call(attempt, timeout, &jobs));
-            return Some(Box::pin(async move {
-                Flight {
-                    jobs,
-                    unwanted: Vec::new(),
-                    result: answer.await,
-                }
-            }));
-        };
+        let ready = self.store.ready(timeout);
         let (store, env) = (Arc::clone(&self.store), Arc::clone(&self.env));
         Some(Box::pin(async move {
-            ready.await;
-            // It may have been long: who asked can have left, and a hold can have ended.
-            let (jobs, unwanted): (Vec<_>, Vec<_>) = jobs.into_iter().partition(Job::wanted);
-            let left = timeout.saturating_sub(env.now().saturating_duration_since(now));
-            let result = if jobs.is_empty() {
-                Err(NoReply::NotSent(Cause::new("not wanted any more")))
-            } else {
-                store.submit(call(attempt, left, &jobs)).await
-            };
-            Flight {
+            let mut flight = Flight {
                 jobs,
-                unwanted,
-                result,
+                unwanted: Vec::new(),
+                result: Err(NoReply::NotSent(Cause::new("not wanted any more"))),
+            };
+            if ready.is_none() {
+                flight.result = store.submit(call(attempt, timeout, &flight.jobs)).await;
             }
+            // The connection may have broken since we looked.
+            let ready = match &flight.result {
+                Err(NoReply::NotSent(_)) => ready.or_else(|| store.ready(timeout)),
+                _ => None,
+            };
+            if let Some(ready) = ready {
+                ready.await;
+                // It may have been long: who asked can have left, and a hold can have ended.
+                let (jobs, unwanted) = flight.jobs.into_iter().partition(Job::wanted);
+                (flight.jobs, flight.unwanted) = (jobs, unwanted);
+                let left = timeout.saturating_sub(env.now().saturating_duration_since(now));
+                if !flight.jobs.is_empty() {
+                    flight.result = store.submit(call(attempt, left, &flight.jobs)).await;
+                }
+            }
+            flight
         }))
     }
 

@@ -239,7 +239,8 @@ pub(crate) trait Store: fmt::Debug + Send + Sync + 'static {
     /// enough for that; `None` if it can be sent at once.
     fn ready(&self, timeout: Duration) -> Option<BoxFuture<()>>;
 
-    /// Does the ops of one call. Dropping the future does not recall them.
+    /// Does the ops of one call, now or not at all: [`ready`](Self::ready) is what waits. Dropping the
+    /// future does not recall them.
     fn submit(&self, call: Call) -> BoxFuture<Result<Reply, NoReply>>;
 
     /// Listens for releases of `name`; dropping the subscription ends it.

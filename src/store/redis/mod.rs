@@ -383,7 +383,8 @@ impl Shared {
         } = call;
         let env = &*self.env;
         let end = later(env.now(), timeout);
-        let link = self.link(end).await?;
+        // Not waited for: what is sent must be wanted at that moment, and who asked for it can tell.
+        let link = self.link(env.now()).await?;
         let Some(first) = ops.first() else {
             return Err(NoReply::NotSent(Cause::new("a call without ops")));
         };

@@ -20,7 +20,7 @@ use fred::interfaces::ClientLike as _;
 
 use super::*;
 use crate::env::RealEnv;
-use crate::store::{Answer, Instead, Op, OwnerId, TokenRule, Verb};
+use crate::store::{Answer, Call, Instead, NoReply, Op, OwnerId, Reply, TokenRule, Verb};
 
 mod server {
     use super::*;
@@ -382,9 +382,18 @@ fn call(op: Op, timeout_ms: u64) -> Call {
     }
 }
 
+/// Submits as the dispatcher does: when there is a connection.
+async fn submit(store: &RedisStore, call: Call) -> Result<Reply, NoReply> {
+    if let Some(ready) = store.ready(call.timeout) {
+        ready.await;
+    }
+    store.submit(call).await
+}
+
 /// Loads the scripts of acquisition and shows that all is well.
 async fn warm_up(store: &RedisStore) {
-    let reply = store.submit(call(acquire("warm-up"), 1000)).await.unwrap();
+    let warm_up = call(acquire("warm-up"), 1000);
+    let reply = submit(store, warm_up).await.unwrap();
     assert!(matches!(
         reply.answers[0],
         Answer::Granted { .. } | Answer::Taken { .. }
@@ -560,10 +569,13 @@ async fn call_waits_for_a_connection_that_comes_back_soon() {
     let store = connected(config(server.port)).await;
     server.kill();
     down_within(&store, SECOND).await;
-    let waiting = store.submit(call(acquire("job"), 1000));
-    let waiting = tokio::spawn(waiting);
-    server.restart();
-    let reply = waiting.await.unwrap().unwrap();
+    let waiting = submit(&store, call(acquire("job"), 1000));
+    let restarting = async {
+        tokio::task::yield_now().await;
+        server.restart();
+    };
+    let (reply, ()) = tokio::join!(waiting, restarting);
+    let reply = reply.unwrap();
     assert!(matches!(reply.answers[..], [Answer::Granted { .. }]));
 }
 
@@ -1141,11 +1153,8 @@ async fn commands_killed_every_20_ms_leave_no_double_work() {
         let mut i = 0;
         while Instant::now() < end {
             i += 1;
-            if store
-                .submit(call(acquire(&format!("k-{i}")), 500))
-                .await
-                .is_ok()
-            {
+            let acquire = call(acquire(&format!("k-{i}")), 500);
+            if submit(&store, acquire).await.is_ok() {
                 answered += 1;
             }
         }
@@ -1154,7 +1163,7 @@ async fn commands_killed_every_20_ms_leave_no_double_work() {
     assert!(answered > 20, "{answered}");
     // The last kill may not have been noticed yet.
     let start = Instant::now();
-    while let Err(failure) = store.submit(call(acquire("after"), 500)).await {
+    while let Err(failure) = submit(&store, call(acquire("after"), 500)).await {
         assert!(start.elapsed() < SECOND, "{failure:?}");
     }
 }
