@@ -468,6 +468,7 @@ async fn a_waiter_dropped_after_it_was_woken_passes_the_lock_on() {
         (on_server, scaled(300, 10_000)),
     ] {
         let name = unique_name();
+        let mut slow = 0;
         for round in 0..rounds {
             let held = client.lock(name.as_str()).acquire().await.unwrap();
             let mut locks = [(); 3].map(|()| client.lock(name.as_str()));
@@ -497,12 +498,11 @@ async fn a_waiter_dropped_after_it_was_woken_passes_the_lock_on() {
                 .unwrap_or_else(|_| panic!("lost in round {round}"))
                 .unwrap();
             assert!(poll_once(third.as_mut()).await.is_none(), "counted twice");
-            // A release's way to the server and a message's way back are in it.
-            assert!(
-                start.elapsed() < ms(100),
-                "{:?} in round {round}",
-                start.elapsed()
-            );
+            // A release's way to the server and a message's way back are in it. A busy machine may make
+            // some rounds slow, but none as slow as a waiter is that trusts in a message.
+            let took = start.elapsed();
+            slow += usize::from(took > ms(100));
+            assert!(took < ms(1500), "{took:?} in round {round}");
             drop(guard);
             let guard = tokio::time::timeout(secs(2), third).await;
             drop(
@@ -511,6 +511,7 @@ async fn a_waiter_dropped_after_it_was_woken_passes_the_lock_on() {
                     .unwrap(),
             );
         }
+        assert!(slow <= rounds / 50, "{slow} of {rounds} rounds were slow");
         nothing_left(server(), &name).await;
     }
 }
