@@ -7,6 +7,8 @@
 
 #[cfg(test)]
 mod compare;
+#[cfg(test)]
+mod explore;
 pub(crate) mod memory;
 pub(crate) mod redis;
 pub(crate) mod topic;
