@@ -3,9 +3,10 @@
 use std::fmt::{self, Write as _};
 use std::hash::{BuildHasher as _, BuildHasherDefault, Hasher};
 
-use super::steps::{Model, STEPS, Step};
+use super::model::Model;
+use super::steps::{STEPS, Step};
 use super::world::World;
-use super::{Config, Property};
+use super::rules::{Config, Property};
 
 /// What a search came to.
 #[derive(PartialEq, Eq)]

@@ -10,7 +10,7 @@ use uuid::Uuid;
 
 use super::search::QuickHasher;
 use super::world::{Ask, Entry, Server, Token, Told};
-use super::{Config, Rule};
+use super::rules::{Config, Rule};
 use crate::store::memory::{State, Value, apply};
 use crate::store::{Answer, Op, OwnerId, TokenRule, Verb};
 
@@ -154,7 +154,7 @@ impl Table {
             }
         }
         match ask {
-            Ask::Acquire if !self.config.has(Rule::AcquireDeadline) => {
+            Ask::Acquire(_) if !self.config.has(Rule::AcquireDeadline) => {
                 self.run(state, self.verb(question, ask), false)
             }
             Ask::Renew(_) if !self.config.has(Rule::RenewDeadline) => {
@@ -164,7 +164,7 @@ impl Table {
                 if !self.config.has(Rule::RenewCreatesNothing)
                     && question.server.entry.is_none() =>
             {
-                self.run(state, self.verb(question, Ask::Acquire), late)
+                self.run(state, self.verb(question, Ask::Acquire(0)), late)
             }
             _ => self.run(state, self.verb(question, ask), late),
         }
@@ -220,7 +220,7 @@ impl Table {
             also: None,
         };
         match ask {
-            Ask::Acquire => acquire(1),
+            Ask::Acquire(_) => acquire(1),
             Ask::Nest(_) => acquire(2),
             Ask::Leave => release(1),
             Ask::Release => release(0),

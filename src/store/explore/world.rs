@@ -52,7 +52,7 @@ pub(super) struct Hold {
     pub(super) nesting: i8,
     /// Ticks to its own deadline.
     pub(super) belief: i8,
-    /// First acquires that were sent and not answered.
+    /// First acquires that were sent and not answered: a bit for each.
     pub(super) open: i8,
     /// Ticks until the server takes none of them any more; -1 when that has passed.
     pub(super) open_left: i8,
@@ -80,8 +80,8 @@ pub(super) enum Phase {
 /// What a request asks of the server.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) enum Ask {
-    /// `Acquire` to count 1.
-    Acquire,
+    /// `Acquire` to count 1; the number of the attempt.
+    Acquire(i8),
     /// `Acquire` to count 2; the number tells one from the next.
     Nest(i8),
     /// `Release` to count 1.
@@ -341,14 +341,26 @@ impl fmt::Display for Request {
 
 impl fmt::Display for Reply {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} of hold {}: {:?}", self.ask, self.hold, self.told)
+        write!(f, "{} of hold {}: {}", self.ask, self.hold, self.told)
+    }
+}
+
+impl fmt::Display for Told {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Yes(0) => f.write_str("done"),
+            Self::Yes(belief) => write!(f, "done, {belief} left"),
+            Self::Taken => f.write_str("taken"),
+            Self::Gone => f.write_str("gone"),
+            Self::Late => f.write_str("late"),
+        }
     }
 }
 
 impl fmt::Display for Ask {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Acquire => "acquire(1)",
+            Self::Acquire(_) => "acquire(1)",
             Self::Nest(_) => "acquire(2)",
             Self::Leave => "release(1)",
             Self::Release => "release(0)",
