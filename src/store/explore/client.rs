@@ -3,7 +3,7 @@
 use super::model::{DEADLINE, Model, spend};
 use super::rules::Rule;
 use super::steps::Step;
-use super::world::{Ask, Hold, Phase, Reply, Request, Told, Token, World, process};
+use super::world::{Ask, Hold, Phase, Reply, Request, Token, Told, World, process};
 
 impl Model {
     /// A client reads a reply.
@@ -101,9 +101,9 @@ impl Model {
                     Phase::Ending => Ask::Release,
                     _ => return false,
                 };
-                // What nothing is under way for is due: it came late, or not conclusively, or was lost.
+                // Due is what came late, was lost, or was not conclusive.
                 let due = match ask {
-                    Ask::Acquire(_) => !is_under_way(world, number, is_acquire),
+                    Ask::Acquire(_) => hold.open == 0 && !is_under_way(world, number, is_acquire),
                     ask => !is_under_way(world, number, |other| other == ask),
                 };
                 if !due && !spend(&mut world.budget.resends) {

@@ -193,7 +193,10 @@ pub(super) fn spend(left: &mut i8) -> bool {
 
 /// The ticks at which a lease of so many ticks, granted at the moment it was asked for, is believed.
 fn ticks_believed(left: i8) -> i8 {
-    #[expect(clippy::disallowed_methods, reason = "any moment does: none is compared with now")]
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "any moment does: none is compared with now"
+    )]
     let sent = Instant::now();
     let remaining_ms = (u64::try_from(left).unwrap() * TICK_MS).saturating_sub(1);
     let term = Term::confirmed(sent, remaining_ms);
@@ -205,4 +208,3 @@ fn ticks_believed(left: i8) -> i8 {
 
 /// How long a request may take, in ticks.
 pub(super) const DEADLINE: i8 = 1;
-

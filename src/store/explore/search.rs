@@ -4,9 +4,9 @@ use std::fmt::{self, Write as _};
 use std::hash::{BuildHasher as _, BuildHasherDefault, Hasher};
 
 use super::model::Model;
+use super::rules::{Config, Property};
 use super::steps::{STEPS, Step};
 use super::world::World;
-use super::rules::{Config, Property};
 
 /// What a search came to.
 #[derive(PartialEq, Eq)]
@@ -45,9 +45,7 @@ pub(super) fn search(config: &Config, limit: usize) -> Verdict {
             seen.insert(next, at);
         }
         if seen.len() >= limit {
-            return Verdict::Cut {
-                states: seen.len(),
-            };
+            return Verdict::Cut { states: seen.len() };
         }
         at += 1;
     }
@@ -128,7 +126,9 @@ impl Seen {
         loop {
             match self.slots[slot] {
                 0 => return slot,
-                number if self.world(usize::try_from(number - 1).unwrap()) == *world => return slot,
+                number if self.world(usize::try_from(number - 1).unwrap()) == *world => {
+                    return slot;
+                }
                 _ => slot = (slot + 1) & mask,
             }
         }

@@ -8,9 +8,9 @@ use std::sync::Arc;
 
 use uuid::Uuid;
 
+use super::rules::{Config, Rule};
 use super::search::QuickHasher;
 use super::world::{Ask, Entry, Server, Token, Told};
-use super::rules::{Config, Rule};
 use crate::store::memory::{State, Value, apply};
 use crate::store::{Answer, Op, OwnerId, TokenRule, Verb};
 
@@ -172,7 +172,9 @@ impl Table {
 
     /// Counts go up and down by one instead of being set.
     fn do_counting(&self, state: &mut State, question: &Question, count: i8) -> Answer {
-        let Question { ask, hold, late, .. } = *question;
+        let Question {
+            ask, hold, late, ..
+        } = *question;
         let owner = self.owner(hold);
         let count = u32::try_from(count).unwrap();
         let verb = match self.verb(question, ask) {

@@ -77,15 +77,18 @@ impl Step {
             format!("{what}: {}", message.unwrap_or_default())
         };
         match self {
-            Self::Run(slot) => {
-                message("runs", before.requests.get(slot).map(|request| request.to_string()))
-            }
-            Self::Read(slot) => {
-                message("read", before.replies.get(slot).map(|reply| reply.to_string()))
-            }
-            Self::Copy(slot) => {
-                message("copied", before.requests.get(slot).map(|request| request.to_string()))
-            }
+            Self::Run(slot) => message(
+                "runs",
+                before.requests.get(slot).map(|request| request.to_string()),
+            ),
+            Self::Read(slot) => message(
+                "read",
+                before.replies.get(slot).map(|reply| reply.to_string()),
+            ),
+            Self::Copy(slot) => message(
+                "copied",
+                before.requests.get(slot).map(|request| request.to_string()),
+            ),
             Self::Start(hold) => format!("hold {hold} sends acquire(1)"),
             Self::SendAgain(hold) => format!("hold {hold} sends again"),
             Self::Cancel(hold) => format!("hold {hold} gives up waiting"),

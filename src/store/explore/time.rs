@@ -4,7 +4,7 @@ use super::client::is_done_however_late;
 use super::model::{DEADLINE, Model};
 use super::rules::Rule;
 use super::server::PER_TICK;
-use super::world::{Ask, HOLDS, Phase, Told, Token, World};
+use super::world::{Ask, HOLDS, Phase, Token, Told, World};
 
 impl Model {
     pub(super) fn tick(&self, world: &mut World) {
