@@ -67,6 +67,7 @@ pub(crate) struct Hold {
     state: Mutex<State>,
 }
 
+#[derive(Debug)]
 struct State {
     phase: Phase,
     levels: Vec<Level>,
@@ -833,5 +834,148 @@ impl From<Instead> for LossReason {
             Instead::Free => Self::KeyGone,
             Instead::Taken => Self::TakenByOther,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use proptest::test_runner::{Config, TestRunner};
+
+    use super::*;
+    use crate::config::{MAX_LEASE, MIN_LEASE};
+
+    /// The smallest `max_hold` is kept whatever is asked for; up to there nobody's lease is shortened.
+    #[test]
+    fn a_lease_that_is_asked_for_ends_with_max_hold_and_else_covers_what_is_believed() {
+        check((states(), leases()), |((state, now), lease)| {
+            let asked = state.to_ask(lease, now);
+            let believed = state.term.end.saturating_duration_since(now);
+            match state.ends() {
+                None => prop_assert_eq!(asked, lease.max(believed)),
+                Some(ends) => {
+                    prop_assert!(asked <= ends.saturating_duration_since(now));
+                    prop_assert!(now + asked <= ends || asked.is_zero());
+                    let cut = asked < lease.max(believed);
+                    prop_assert!(!cut || now + asked >= ends);
+                }
+            }
+            Ok(())
+        });
+    }
+
+    /// The one who looks and the timer agree on when it is over, and the timer comes no later.
+    #[test]
+    fn a_hold_is_over_at_its_deadline_or_its_first_max_hold() {
+        check(states(), |(state, now)| {
+            let first = state
+                .levels
+                .iter()
+                .filter_map(|level| level.ends)
+                .fold(state.term.deadline, Instant::min);
+            prop_assert_eq!(state.over(now).is_some(), now >= first);
+            prop_assert!(state.next_appointment() <= first);
+            Ok(())
+        });
+    }
+
+    #[test]
+    fn a_first_lease_is_no_longer_than_either_limit() {
+        check(
+            (leases(), prop::option::of(leases())),
+            |(lease, max_hold)| {
+                let terms = Terms {
+                    lease,
+                    renewed: true,
+                    max_hold,
+                };
+                let first = terms.first_lease();
+                prop_assert!(first <= lease && max_hold.is_none_or(|max| first <= max));
+                prop_assert!(first == lease || Some(first) == max_hold);
+                Ok(())
+            },
+        );
+    }
+
+    /// An unconfirmed lease is forgotten only when the server has told of one as long.
+    #[test]
+    fn an_answer_settles_the_leases_it_covers() {
+        check(
+            (states(), leases(), any::<u64>()),
+            |((mut state, _), asked, told)| {
+                let remaining_ms = told % (2 * millis(MAX_LEASE));
+                state.asked = Some(asked);
+                state.answered(remaining_ms);
+                let covered = Duration::from_millis(remaining_ms) >= asked;
+                prop_assert_eq!(state.asked, (!covered).then_some(asked));
+                Ok(())
+            },
+        );
+    }
+
+    /// A hold in any state of its clocks, and a moment around them.
+    fn states() -> impl Strategy<Value = (State, Instant)> {
+        let level = (any::<bool>(), leases(), prop::option::of(leases()));
+        let told = 0..=millis(MAX_LEASE);
+        let levels = prop::collection::vec(level, 0..4);
+        (levels, told, prop::option::of(leases()), moments()).prop_map(
+            |(levels, told, due, now)| {
+                #[expect(
+                    clippy::disallowed_methods,
+                    reason = "any moment does: it is the first"
+                )]
+                let since = Instant::now();
+                let levels = (0..).zip(levels).map(|(id, (renewed, lease, ends))| Level {
+                    id,
+                    renewed,
+                    lease,
+                    ends: ends.map(|ends| later(since, ends)),
+                });
+                let state = State {
+                    phase: Phase::Held,
+                    levels: levels.collect(),
+                    next_level: 4,
+                    term: Term::confirmed(since, told),
+                    since,
+                    renew_at: due.map(|due| later(since, due)),
+                    late_at: None,
+                    told_late: false,
+                    renewing: false,
+                    asked: None,
+                    appointment: None,
+                    open_until_us: None,
+                };
+                (state, later(since, now))
+            },
+        )
+    }
+
+    /// Short ones as often as long ones, so that they end before, at, and after one another.
+    fn leases() -> impl Strategy<Value = Duration> {
+        let shortest = millis(MIN_LEASE);
+        prop_oneof![
+            (shortest..shortest + 5),
+            (shortest..60_000),
+            (shortest..=millis(MAX_LEASE)),
+        ]
+        .prop_map(Duration::from_millis)
+    }
+
+    fn moments() -> impl Strategy<Value = Duration> {
+        prop_oneof![
+            Just(Duration::ZERO),
+            leases(),
+            leases().prop_map(|lease| 3 * lease)
+        ]
+    }
+
+    fn check<S: Strategy>(values: S, test: impl Fn(S::Value) -> Result<(), TestCaseError>) {
+        let mut runner = TestRunner::new(Config {
+            failure_persistence: None,
+            ..Config::default()
+        });
+        runner
+            .run(&values, test)
+            .unwrap_or_else(|failure| panic!("{failure}"));
     }
 }

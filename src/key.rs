@@ -153,7 +153,6 @@ mod tests {
         use std::cell::RefCell;
         use std::collections::HashMap;
 
-        use fred::util::redis_keyslot;
         use proptest::prelude::*;
         use proptest::test_runner::TestRunner;
 
@@ -176,7 +175,7 @@ mod tests {
                 scheme.token(&name),
                 scheme.channel(&name),
             ];
-            let slots = keys.each_ref().map(|key| redis_keyslot(key.as_bytes()));
+            let slots = keys.each_ref().map(|key| slot(key));
             prop_assert!(slots.iter().all(|slot| *slot == slots[0]), "{:?}", slots);
             for key in &keys {
                 prop_assert!(key.starts_with("app:v-1:"));
@@ -188,5 +187,104 @@ mod tests {
             Ok(())
         });
         result.unwrap();
+    }
+
+    /// A lock of this scheme works on a cluster exactly if its keys share a slot. They do if the name
+    /// has no brace, and if it has a tag of its own: its keys begin and end otherwise, but the tag is
+    /// what counts.
+    #[test]
+    fn keys_share_one_slot_under_redissons_names_too_when_braces_pair() {
+        use proptest::prelude::*;
+        use proptest::test_runner::{Config, TestRunner};
+
+        let names = prop_oneof![
+            "[^{}]{1,40}",
+            "[^{}]{0,8}[{][^}]{1,8}[}].{0,8}",
+            "[^{}]{0,4}[{][{]{1,3}[^}]{0,4}[}][{}]{0,4}",
+        ];
+        let mut runner = TestRunner::new(Config {
+            failure_persistence: None,
+            ..Config::default()
+        });
+        let result = runner.run(&names, |name| {
+            let slots = redissons_keys(&name).map(|key| slot(&key));
+            prop_assert!(slots.iter().all(|slot| *slot == slots[0]), "{:?}", slots);
+            Ok(())
+        });
+        result.unwrap_or_else(|failure| panic!("{failure}"));
+    }
+
+    /// Java spells the keys of such names in the same way, so we may not spell them better. A cluster
+    /// refuses them all but those that share a slot; `Prefix` takes any name.
+    #[test]
+    fn redissons_names_of_odd_braces_are_as_java_spells_them() {
+        let odd = [
+            // An opening brace of its own, so none is added; but no tag, so the whole key counts.
+            ("{", "redisson_lock_token:{", false),
+            ("{}", "redisson_lock_token:{}", false),
+            ("{}x{y}", "redisson_lock_token:{}x{y}", false),
+            ("a}{b", "redisson_lock_token:a}{b", false),
+            // No opening brace, so both are added; the name's own ends the tag too soon.
+            ("}", "redisson_lock_token:{}}", false),
+            ("a}b", "redisson_lock_token:{a}b}", false),
+            // The first tag counts, and an opening brace may be in it.
+            ("a{b}c{d}", "redisson_lock_token:a{b}c{d}", true),
+            ("a{{b}}", "redisson_lock_token:a{{b}}", true),
+            ("a}{b}", "redisson_lock_token:a}{b}", true),
+        ];
+        for (name, token, share) in odd {
+            let keys = redissons_keys(name);
+            assert_eq!(keys[0], name);
+            assert_eq!(keys[1], token);
+            assert_eq!(keys[2], token.replace("_token:", "__channel:"));
+            let slots = keys.map(|key| slot(&key));
+            assert_eq!(slots.iter().all(|slot| *slot == slots[0]), share, "{name}");
+
+            let prefixed = KeyScheme::Prefix("app".into());
+            let hash = slot(&prefixed.hash(name));
+            assert_eq!(slot(&prefixed.token(name)), hash, "{name}");
+            assert_eq!(slot(&prefixed.channel(name)), hash, "{name}");
+        }
+    }
+
+    /// The tests' own idea of a slot is that of the cluster's specification.
+    #[test]
+    fn slots_are_those_of_the_specification() {
+        assert_eq!(slot("123456789"), 0x31c3);
+        assert_eq!(slot("{user1000}.following"), slot("user1000"));
+        assert_eq!(slot("foo{{bar}}zap"), slot("{bar"));
+        assert_eq!(slot("foo{bar}{zap}"), slot("bar"));
+        assert_ne!(slot("foo{}{bar}"), slot("bar"));
+        for key in ["{", "}", "{}", "a}{b}", "{a}{b}", ""] {
+            assert_eq!(slot(key), fred::util::redis_keyslot(key.as_bytes()));
+        }
+    }
+
+    fn redissons_keys(name: &str) -> [String; 3] {
+        let scheme = KeyScheme::Redisson;
+        [scheme.hash(name), scheme.token(name), scheme.channel(name)]
+    }
+
+    /// The slot of a key: CRC16 (XMODEM) of its first tag, or of all of it if that is empty.
+    ///
+    /// <https://redis.io/docs/latest/operate/oss_and_stack/reference/cluster-spec/>
+    fn slot(key: &str) -> u16 {
+        let tag = key
+            .split_once('{')
+            .and_then(|(_, rest)| rest.split_once('}'))
+            .map(|(tag, _)| tag)
+            .filter(|tag| !tag.is_empty());
+        let mut crc = 0_u16;
+        for byte in tag.unwrap_or(key).bytes() {
+            crc ^= u16::from(byte) << 8;
+            for _ in 0..8 {
+                let carry = crc & 0x8000 != 0;
+                crc <<= 1;
+                if carry {
+                    crc ^= 0x1021;
+                }
+            }
+        }
+        crc % 16384
     }
 }
