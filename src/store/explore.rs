@@ -11,6 +11,7 @@
 //! less than before: see what, then write the new number.
 
 mod client;
+mod idle;
 mod model;
 mod rules;
 mod search;

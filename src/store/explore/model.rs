@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::idle::Idle;
 use super::rules::{Config, Property, Rule};
 use super::server::{Question, TICK_MS, Table};
 use super::steps::Step;
@@ -14,15 +15,18 @@ use crate::lease::Term;
 pub(super) struct Model {
     pub(super) config: Config,
     table: Table,
+    pub(super) idle: Idle,
     /// For how many ticks a lease of so many is believed, by the crate's own arithmetic.
     believed: Vec<i8>,
 }
 
 impl Model {
     pub(super) fn new(config: &Config) -> Self {
+        let mut table = Table::new(config);
         Self {
             config: config.clone(),
-            table: Table::new(config),
+            idle: Idle::new(&mut table),
+            table,
             believed: (0..16).map(ticks_believed).collect(),
         }
     }

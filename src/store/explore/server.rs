@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use uuid::Uuid;
 
+use super::client::is_done_however_late;
 use super::rules::{Config, Rule};
 use super::search::QuickHasher;
 use super::world::{Ask, Entry, Server, Token, Told};
@@ -25,7 +26,7 @@ pub(super) struct Question {
 }
 
 /// What the server makes of it.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Outcome {
     pub(super) server: Server,
     /// `Yes` with what is left of the lease.
@@ -37,7 +38,7 @@ pub(super) struct Outcome {
 
 /// Answers questions, and remembers the answers: `apply` is a function of them alone.
 pub(super) struct Table {
-    config: Config,
+    pub(super) config: Config,
     name: Arc<str>,
     known: HashMap<Question, Outcome, BuildHasherDefault<QuickHasher>>,
 }
@@ -56,6 +57,13 @@ impl Table {
             return *outcome;
         }
         let outcome = self.find_out(question);
+        if is_done_however_late(question.ask) {
+            let late = self.find_out(&Question {
+                late: true,
+                ..*question
+            });
+            assert_eq!(late, outcome, "done however late");
+        }
         self.known.insert(*question, outcome);
         outcome
     }
@@ -193,7 +201,7 @@ impl Table {
             },
             verb => verb,
         };
-        self.run(state, verb, late)
+        self.run(state, verb, late && !is_done_however_late(ask))
     }
 
     fn run(&self, state: &mut State, verb: Verb, late: bool) -> Answer {

@@ -93,23 +93,16 @@ impl Model {
             true
         });
         let latest = self.config.latest();
-        let is_over = |hold: usize| {
-            holds[hold].is_unwanted()
-                && on_server != Some(hold)
-                && !acquiring[hold]
-                && self.config.has(Rule::OwnerPerHold)
-        };
+        let is_over =
+            |hold: usize| holds[hold].is_unwanted() && on_server != Some(hold) && !acquiring[hold];
         world.requests.update(|request| {
-            let hold = holds[request.hold];
-            let late = request.left <= latest;
+            let phase = holds[request.hold].phase;
+            let late = request.left <= latest && self.idle.is_when_late(request);
+            let over = is_over(request.hold) && self.idle.is_without_its_hold(request);
             match request.ask {
-                Ask::Acquire(_) => {
-                    !late || hold.phase == Phase::Waiting || !self.config.has(Rule::AcquireDeadline)
-                }
-                Ask::Renew(_) if !self.config.has(Rule::RenewDeadline) => true,
-                Ask::Renew(_) if !self.config.has(Rule::RenewCreatesNothing) => !late,
-                Ask::Nest(_) | Ask::Leave | Ask::Renew(_) => !late && !is_over(request.hold),
-                Ask::Release => !is_over(request.hold) || hold.phase != Phase::Done,
+                Ask::Acquire(_) => !late || phase == Phase::Waiting,
+                Ask::Nest(_) | Ask::Leave | Ask::Renew(_) => !late && !over,
+                Ask::Release => !over || phase != Phase::Done,
                 Ask::Force => true,
             }
         });

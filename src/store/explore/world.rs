@@ -24,14 +24,14 @@ pub(super) struct World {
 }
 
 /// The server's memory of the one name. Never there with no time left.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Server {
     pub(super) entry: Option<Entry>,
     pub(super) last: Option<Token>,
 }
 
 /// The field of the hash.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Entry {
     /// The hold whose request made it. The server knows the owner id only.
     pub(super) hold: usize,
