@@ -50,10 +50,11 @@ impl Model {
             (Ask::Leave | Ask::Renew(_), Told::Gone) if hold.phase == Phase::Held => {
                 hold.end(Phase::Gone);
             }
-            (Ask::Release, _) if hold.phase == Phase::Ending => {
-                if reply.conclusive || !self.config.has(Rule::SitOut) {
-                    hold.end(Phase::Done);
-                }
+            (Ask::Release, _)
+                if hold.phase == Phase::Ending
+                    && (reply.conclusive || !self.config.has(Rule::SitOut)) =>
+            {
+                hold.end(Phase::Done);
             }
             _ => {}
         }

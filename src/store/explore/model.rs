@@ -73,7 +73,7 @@ impl Model {
                 self.shift_server_clock(&mut next, self.config.clock_at_loss);
                 self.tick(&mut next);
             }
-            Step::StepClock => {
+            Step::SetClock => {
                 if !spend(&mut next.budget.steps) {
                     return None;
                 }

@@ -29,7 +29,7 @@ pub(super) enum Step {
     /// The server comes back without its memory.
     LoseMemory,
     /// The server's clock is set.
-    StepClock,
+    SetClock,
     Tick,
 }
 
@@ -66,7 +66,7 @@ pub(super) const STEPS: [Step; 34] = [
     Step::Force(1),
     Step::Force(2),
     Step::LoseMemory,
-    Step::StepClock,
+    Step::SetClock,
     Step::Tick,
 ];
 
@@ -98,7 +98,7 @@ impl Step {
             Self::Renew(hold) => format!("hold {hold} sends renew"),
             Self::Force(hold) => format!("the operator forces hold {hold}"),
             Self::LoseMemory => "the server loses its memory".to_owned(),
-            Self::StepClock => "the server's clock is set".to_owned(),
+            Self::SetClock => "the server's clock is set".to_owned(),
             Self::Tick => "a tick".to_owned(),
         }
     }

@@ -109,11 +109,11 @@ impl Model {
         world.replies.update(|reply| {
             let hold = holds[reply.hold];
             match (reply.ask, hold.phase) {
-                (Ask::Acquire(_), Phase::Waiting | Phase::Held) => true,
                 (Ask::Acquire(_), Phase::Ending | Phase::Lost) => hold.open > 0,
                 (Ask::Nest(asked), Phase::Held) => asked == hold.nesting,
-                (Ask::Leave | Ask::Renew(_), Phase::Held) => true,
-                (Ask::Release, Phase::Ending) => true,
+                (Ask::Acquire(_), Phase::Waiting | Phase::Held)
+                | (Ask::Leave | Ask::Renew(_), Phase::Held)
+                | (Ask::Release, Phase::Ending) => true,
                 _ => false,
             }
         });

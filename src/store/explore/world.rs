@@ -236,12 +236,12 @@ impl Hold {
     };
 
     /// Whether somebody believes in it now: by the clock alone.
-    pub(super) fn is_believed(&self) -> bool {
+    pub(super) fn is_believed(self) -> bool {
         self.phase == Phase::Held && self.depth > 0 && self.belief > 0
     }
 
     /// Whether nobody wants it on the server.
-    pub(super) fn is_unwanted(&self) -> bool {
+    pub(super) fn is_unwanted(self) -> bool {
         matches!(
             self.phase,
             Phase::Lost | Phase::Gone | Phase::Ending | Phase::Done
