@@ -219,6 +219,8 @@ enum Source {
     Url(String),
     Redis(RedisSource),
     Memory,
+    #[cfg(feature = "testing")]
+    Simulated(crate::testing::Server),
 }
 
 /// A fred configuration or client to take the server's address and credentials from.
@@ -287,6 +289,27 @@ impl LockClientBuilder {
     pub fn in_memory(mut self) -> Self {
         self.source = Source::Memory;
         self
+    }
+
+    /// A simulated server; see [`testing`](crate::testing).
+    #[cfg(feature = "testing")]
+    pub fn simulated(mut self, server: &crate::testing::Server) -> Self {
+        self.source = Source::Simulated(server.clone());
+        self
+    }
+
+    /// The client, in an environment of its own.
+    #[cfg(feature = "testing")]
+    pub(crate) fn simulate(
+        self,
+        server: &crate::testing::Server,
+        env: SharedEnv,
+        ppm: i64,
+    ) -> Result<LockClient, Error> {
+        let config = self.checked()?;
+        let client = client_id(&env);
+        let store = server.join(&env, client, ppm, &config);
+        Ok(LockClient::start(env, Arc::new(store), config, client))
     }
 
     /// Lease of holds that are renewed: 30 s by default; 100 ms to one year, in whole milliseconds.
@@ -385,15 +408,18 @@ impl LockClientBuilder {
     /// # Panics
     ///
     /// If called outside a Tokio runtime.
-    pub async fn build(self) -> Result<LockClient, Error> {
-        let mut config = self.config;
-        config.command_timeout = self
-            .command_timeout
-            .unwrap_or_else(|| config.command_timeout.min(config.lease / 6));
-        config.validate()?;
+    pub async fn build(mut self) -> Result<LockClient, Error> {
+        let source = std::mem::replace(&mut self.source, Source::Missing);
+        let lazy = self.lazy;
+        let config = self.checked()?;
         let env: SharedEnv = Arc::new(RealEnv::current());
         let client = client_id(&env);
-        let server = match self.source {
+        let server = match source {
+            #[cfg(feature = "testing")]
+            Source::Simulated(server) => {
+                let store = server.join(&env, client, 0, &config);
+                return Ok(LockClient::start(env, Arc::new(store), config, client));
+            }
             Source::Missing => {
                 return Err(Error::config(
                     "no server named: call `url`, `redis` or `in_memory`",
@@ -418,13 +444,23 @@ impl LockClientBuilder {
         let store = RedisStore::connect(server, &env, client);
         // Whatever happens to this future from here on, the client ends with its last handle.
         let built = LockClient::start(env, Arc::clone(&store) as Arc<dyn Store>, config, client);
-        if !self.lazy {
+        if !lazy {
             let engine = &built.handle.engine;
             let deadline = later(engine.now(), engine.config.connect_timeout);
             let connected = store.first_connect(deadline).await;
             connected.map_err(|failure| not_connected(failure, &hosts))?;
         }
         Ok(built)
+    }
+
+    /// The settings, if they can work.
+    fn checked(self) -> Result<Config, Error> {
+        let mut config = self.config;
+        config.command_timeout = self
+            .command_timeout
+            .unwrap_or_else(|| config.command_timeout.min(config.lease / 6));
+        config.validate()?;
+        Ok(config)
     }
 }
 

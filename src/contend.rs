@@ -27,8 +27,9 @@ use parking_lot::Mutex;
 use tokio::sync::{Notify, OwnedSemaphorePermit, oneshot};
 use tokio::time::Instant;
 
+use crate::bug::{Bug, seeded};
 use crate::config::{OFFER_WINDOW, POLL_CAP, POLL_FIRST, WAKE_CAP, millis};
-use crate::dispatch::{Failure, Job, Outcome, Requester};
+use crate::dispatch::{Answered, Failure, Job, Outcome, Requester};
 use crate::engine::Engine;
 use crate::env::later;
 use crate::error::Error;
@@ -36,7 +37,7 @@ use crate::hold::{Hold, Terms};
 use crate::lock::refused;
 use crate::observe;
 use crate::store::topic::{Listening, Subscription};
-use crate::store::{Answer, Cause, Op, OwnerId, Verb};
+use crate::store::{Answer, Belief, Cause, Op, OwnerId, Verb};
 use crate::watchdog::{Appointment, Timed};
 
 /// The lines of one client, by name.
@@ -101,6 +102,10 @@ impl Queues {
         state.try_now |= start.is_none() && (first || wish.once);
         drop(state);
         drop(by_name);
+        engine.store.believes(Belief::Joined {
+            name,
+            place: waiter.number,
+        });
         match start {
             Some(Serving::Directly) => {
                 line.attempt(permit, None);
@@ -329,6 +334,11 @@ impl Ticket {
 
 impl Drop for Ticket {
     fn drop(&mut self) {
+        self.line.engine.store.believes(Belief::Departed {
+            name: &self.line.name,
+            place: self.waiter.number,
+            served: self.claimed,
+        });
         if !self.claimed {
             self.line.leave(&self.waiter);
         }
@@ -685,6 +695,27 @@ impl Line {
         self.pass_on(&hold);
     }
 
+    /// Lets an offer stand, and renews it, as one bug does.
+    fn renew_offer(self: &Arc<Self>, waiter: &Arc<Waiter>, now: Instant) -> bool {
+        let hold = {
+            let mut state = waiter.state.lock();
+            let WaitPhase::Offered(hold, appointment) = &mut state.phase else {
+                return false;
+            };
+            let offer = Arc::new(Offer {
+                line: Arc::clone(self),
+                waiter: Arc::clone(waiter),
+            });
+            let until = later(now, OFFER_WINDOW);
+            let watchdog = &self.engine.watchdog;
+            *appointment = watchdog.reschedule(Some(*appointment), until, offer);
+            Arc::clone(hold)
+        };
+        let job = hold.renewal(hold.lease(), Box::new(Unheard));
+        self.engine.dispatcher.post(job);
+        true
+    }
+
     /// An offer came back: to the next who answers, else to the server.
     fn pass_on(self: &Arc<Self>, hold: &Arc<Hold>) {
         self.state.lock().offered = false;
@@ -724,6 +755,10 @@ impl Line {
         };
         if let WaitPhase::Offered(hold, appointment) = phase {
             self.engine.watchdog.cancel(appointment);
+            if seeded(Bug::WakeUpSwallowed) {
+                hold.discard();
+                return;
+            }
             self.pass_on(&hold);
         } else {
             self.serve_the_rest();
@@ -823,6 +858,9 @@ impl Line {
                         let asked = self.engine.store.subscribe(&self.name);
                         // A release may have come before the subscription was live: try once more.
                         self.until_listening(&asked, remaining).await;
+                        if seeded(Bug::NoTryAfterSubscribing) {
+                            self.sleep(&asked, remaining, &mut poll_pause).await;
+                        }
                         subscription = Some(asked);
                     } else if let Some(subscription) = &subscription {
                         self.sleep(subscription, remaining, &mut poll_pause).await;
@@ -871,7 +909,7 @@ impl Line {
 
     /// Sleeps until a message, a kick, the end of the holder's lease, or the cap.
     async fn sleep(
-        &self,
+        self: &Arc<Self>,
         subscription: &Subscription,
         remaining: Option<Duration>,
         poll_pause: &mut Duration,
@@ -886,13 +924,35 @@ impl Line {
         };
         // A moment past the lease's end, not all at the same one.
         let ends = remaining.map(|left| left + self.jittered(Duration::from_millis(4)));
-        let until = later(self.engine.now(), ends.unwrap_or(cap).min(cap));
+        let mut until = later(self.engine.now(), ends.unwrap_or(cap).min(cap));
+        if remaining.is_none() && seeded(Bug::UnboundedSleep) {
+            until = later(until, Duration::MAX);
+        }
         tokio::select! {
             biased;
-            () = subscription.woken() => {}
+            () = subscription.woken() => if seeded(Bug::WakeWithoutCheck) {
+                self.invent_a_grant();
+            },
             () = self.until_try_now() => {}
             () = self.engine.env.sleep_until(until) => {}
         }
+    }
+
+    /// Takes a message for the lock itself, as one bug does.
+    fn invent_a_grant(self: &Arc<Self>) {
+        let Some(head) = self.head() else { return };
+        let lease = head.wish.terms.first_lease();
+        let answered = Answered {
+            answer: Answer::Nothing,
+            sent: self.engine.now(),
+            server_now_us: 0,
+            unanswered_since: None,
+            open_until_us: None,
+        };
+        let (owner, remaining_ms) = (self.engine.fresh_owner(), millis(lease));
+        let (engine, name) = (&self.engine, &self.name);
+        let hold = Hold::granted(engine, name, owner, lease, 1, remaining_ms, &answered);
+        self.offer(&hold, lease);
     }
 
     /// A quarter of `pause`, and up to three quarters more by chance.
@@ -946,13 +1006,23 @@ struct Offer {
 }
 
 impl Timed for Offer {
-    fn due(self: Arc<Self>, _now: Instant) {
+    fn due(self: Arc<Self>, now: Instant) {
+        if seeded(Bug::OfferRenewed) && self.line.renew_offer(&self.waiter, now) {
+            return;
+        }
         self.line.take_back(&self.waiter);
     }
 
     fn held(self: Arc<Self>) -> Option<Arc<Hold>> {
         None
     }
+}
+
+/// Nobody.
+struct Unheard;
+
+impl Requester for Unheard {
+    fn done(self: Box<Self>, _: Outcome) {}
 }
 
 /// An attempt under way for a line.

@@ -29,6 +29,7 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use crate::bug::{self, Bug, seeded};
 use crate::config::millis;
 use crate::dispatch::{Answered, Failure, Job, Outcome, Requester};
 use crate::engine::Engine;
@@ -37,7 +38,7 @@ use crate::fencing::FencingToken;
 use crate::guard::{LossReason, ReleaseOutcome};
 use crate::lease::Term;
 use crate::observe;
-use crate::store::{Answer, Instead, Op, OwnerId, Verb};
+use crate::store::{Answer, Belief, Instead, Op, OwnerId, Verb};
 use crate::watchdog::{Appointment, Timed};
 
 /// What one level of a hold asks for.
@@ -154,7 +155,14 @@ impl Hold {
                 phase: Phase::Offered,
                 levels: Vec::with_capacity(1),
                 next_level: 0,
-                term: Term::confirmed(answered.sent, remaining_ms),
+                term: Term::confirmed(
+                    if seeded(Bug::DeadlineFromReply) {
+                        engine.now()
+                    } else {
+                        answered.sent
+                    },
+                    remaining_ms,
+                ),
                 since: answered.sent,
                 renew_at: None,
                 late_at: None,
@@ -169,14 +177,15 @@ impl Hold {
 
     /// Whether its deadline is still to come.
     pub(crate) fn in_time(&self) -> bool {
-        self.engine.now() < self.state.lock().term.deadline
+        seeded(Bug::LateGrantCounts) || self.engine.now() < self.state.lock().term.deadline
     }
 
     /// Begins to be believed in, unless its deadline has passed while it was offered.
     pub(crate) fn claim(self: &Arc<Self>, terms: &Terms) -> Option<u32> {
         let now = self.engine.now();
         let mut state = self.state.lock();
-        if state.phase != Phase::Offered || now >= state.term.deadline {
+        let late = now >= state.term.deadline && !seeded(Bug::LateGrantCounts);
+        if state.phase != Phase::Offered || late {
             return None;
         }
         state.phase = Phase::Held;
@@ -187,7 +196,8 @@ impl Hold {
         }
         state.since = now;
         let level = state.add_level(terms, ends);
-        if terms.renewed {
+        let known = seeded(Bug::WatchdogByName) && bug::enter(self.engine.client, &self.name);
+        if terms.renewed && !known {
             let left = state.term.end.saturating_duration_since(now);
             let two_thirds = terms.first_lease() * 2 / 3;
             let fresh = left >= two_thirds;
@@ -199,7 +209,14 @@ impl Hold {
             });
         }
         self.make_appointment(&mut state);
+        let deadline = state.term.deadline;
         drop(state);
+        self.engine.store.believes(Belief::Claimed {
+            name: &self.name,
+            owner: self.owner,
+            token: self.token.into(),
+            deadline,
+        });
         self.engine.announce(now);
         Some(level)
     }
@@ -227,10 +244,23 @@ impl Hold {
     pub(crate) fn confirmed(self: &Arc<Self>, sent: Instant, remaining_ms: u64) {
         let mut state = self.state.lock();
         if state.phase == Phase::Held && self.engine.now() < state.term.deadline {
-            state.term = state.term.max(Term::confirmed(sent, remaining_ms));
+            self.prolong(&mut state, sent, remaining_ms);
             state.answered(remaining_ms);
             self.make_appointment(&mut state);
         }
+    }
+
+    fn prolong(&self, state: &mut State, sent: Instant, remaining_ms: u64) {
+        let sent = if seeded(Bug::DeadlineFromReply) {
+            self.engine.now()
+        } else {
+            sent
+        };
+        state.term = state.term.max(Term::confirmed(sent, remaining_ms));
+        self.engine.store.believes(Belief::Prolonged {
+            owner: self.owner,
+            deadline: state.term.deadline,
+        });
     }
 
     /// Whether the hold is held, by the clock; the first look past its deadline makes it lost.
@@ -289,10 +319,16 @@ impl Hold {
             if let Err(reason) = self.check(self.engine.now()) {
                 return reason;
             }
+            let deadline = self.deadline();
+            if deadline <= self.engine.now() {
+                // Neither lost nor held: released.
+                self.lost.cancelled().await;
+                continue;
+            }
             tokio::select! {
                 biased;
                 () = self.lost.cancelled() => {}
-                () = self.engine.env.sleep_until(self.deadline()) => {}
+                () = self.engine.env.sleep_until(deadline) => {}
             }
         }
     }
@@ -327,6 +363,10 @@ impl Hold {
             self.engine.watchdog.cancel(appointment);
         }
         observe::lost(&self.engine, &self.name, self.owner, reason, term.end);
+        self.engine.store.believes(Belief::Lost {
+            owner: self.owner,
+            reason,
+        });
         self.lost.cancel();
         self.engine.grant_ends();
         Ok(())
@@ -342,14 +382,21 @@ impl Hold {
         let _ = self.check(self.engine.now());
         let mut state = self.state.lock();
         state.levels.retain(|other| other.id != level);
-        let depth = state.depth();
+        let mut depth = state.depth();
+        if depth == 1 && state.asked.is_some() && seeded(Bug::NestedNotCounted) {
+            depth = 0;
+        }
         match state.phase {
             Phase::Held if depth > 0 => {
                 if !state.levels.iter().any(|level| level.renewed) {
                     state.renew_at = None;
                 }
                 self.make_appointment(&mut state);
+                let unanswered = state.asked.is_some();
                 drop(state);
+                if unanswered && seeded(Bug::NestedCleanUpReleasesAll) {
+                    self.post_release(None);
+                }
                 self.post_inner_release(depth, reply);
                 Left::Inner { depth }
             }
@@ -357,9 +404,15 @@ impl Hold {
                 state.phase = Phase::Releasing;
                 let appointment = state.appointment.take();
                 drop(state);
+                if seeded(Bug::WatchdogByName) {
+                    bug::leave(self.engine.client, &self.name);
+                }
                 if let Some(appointment) = appointment {
                     self.engine.watchdog.cancel(appointment);
                 }
+                self.engine
+                    .store
+                    .believes(Belief::Left { owner: self.owner });
                 self.post_release(reply);
                 self.engine.grant_ends();
                 Left::Last
@@ -377,8 +430,29 @@ impl Hold {
         }
     }
 
+    /// Keeps a grant that nobody wants, as one bug does.
+    fn keep_for_nobody(self: &Arc<Self>) {
+        let mut state = self.state.lock();
+        if state.phase != Phase::Offered {
+            return;
+        }
+        state.phase = Phase::Held;
+        let terms = Terms {
+            lease: self.lease,
+            renewed: true,
+            max_hold: None,
+        };
+        state.add_level(&terms, None);
+        state.renew_at = Some(later(self.engine.now(), self.lease / 3));
+        self.make_appointment(&mut state);
+    }
+
     /// Gives back a grant that nobody believes in.
     pub(crate) fn discard(self: &Arc<Self>) {
+        if seeded(Bug::RenewalOfAnAbandonedAcquire) {
+            self.keep_for_nobody();
+            return;
+        }
         {
             let mut state = self.state.lock();
             if state.phase != Phase::Offered {
@@ -541,7 +615,7 @@ impl Hold {
                         return;
                     }
                     if now < state.term.deadline {
-                        state.term = state.term.max(Term::confirmed(*sent, *remaining_ms));
+                        self.prolong(&mut state, *sent, *remaining_ms);
                     }
                     state.answered(*remaining_ms);
                     state.renewing = false;
@@ -780,6 +854,11 @@ struct FinalRelease {
 }
 
 impl Requester for FinalRelease {
+    fn wanted(&self) -> bool {
+        let unheard = self.reply.as_ref().is_some_and(oneshot::Sender::is_closed);
+        !(unheard && seeded(Bug::ReleaseDropsItsJob))
+    }
+
     fn done(self: Box<Self>, outcome: Outcome) {
         let hold = &self.hold;
         let (term, believed) = {
@@ -821,7 +900,9 @@ impl Requester for FinalRelease {
                 _ => {}
             }
         }
-        hold.engine.queues.freed(&hold.name);
+        if !seeded(Bug::WakeUpSwallowed) {
+            hold.engine.queues.freed(&hold.name);
+        }
         if let Some(reply) = self.reply {
             let _ = reply.send(told);
         }

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use crate::bug::{Bug, seeded};
 use crate::env::later;
 
 /// What we take off each lease: pays for clocks that run at different rates (1 % covers a
@@ -26,8 +27,12 @@ impl Term {
     /// from the time of reading, never from another attempt's stamp.
     pub(crate) fn confirmed(sent: Instant, remaining_ms: u64) -> Self {
         let remaining = Duration::from_millis(remaining_ms);
+        let mut believed = remaining.saturating_sub(margin(remaining));
+        if seeded(Bug::LossOnlyOnNo) {
+            believed += Duration::from_hours(1);
+        }
         Self {
-            deadline: later(sent, remaining.saturating_sub(margin(remaining))),
+            deadline: later(sent, believed),
             end: later(sent, remaining),
         }
     }

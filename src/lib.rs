@@ -44,6 +44,7 @@
     clippy::exhaustive_structs
 )]
 
+mod bug;
 mod client;
 mod config;
 mod contend;
@@ -62,6 +63,8 @@ mod lock;
 pub mod manual;
 mod observe;
 mod store;
+#[cfg(feature = "testing")]
+pub mod testing;
 mod watchdog;
 
 pub use client::{CloseReport, LockClient, LockClientBuilder, RedisSource};

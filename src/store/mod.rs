@@ -5,6 +5,7 @@
 //! implement the same table (docs/protocol.md): Redis in Lua, memory in Rust. Everything above this
 //! room is the same for both.
 
+pub(crate) mod clock;
 #[cfg(test)]
 mod compare;
 #[cfg(test)]
@@ -23,6 +24,7 @@ use tokio::time::Instant;
 use uuid::Uuid;
 
 use crate::env::BoxFuture;
+use crate::guard::LossReason;
 pub(crate) use topic::Subscription;
 
 /// Identity of one hold: the hash field, `<client uuid>:<63 random bits in decimal>`.
@@ -235,6 +237,45 @@ pub(crate) struct Snapshot {
     pub(crate) holder_info: BTreeMap<String, String>,
 }
 
+/// What a client believes, and how its waiters fare.
+#[derive(Clone, Copy, Debug)]
+#[cfg_attr(
+    not(feature = "testing"),
+    expect(dead_code, reason = "read by a simulation")
+)]
+pub(crate) enum Belief<'a> {
+    /// A hold is held from now on, until then unless there is more to come.
+    Claimed {
+        name: &'a Arc<str>,
+        owner: OwnerId,
+        token: u64,
+        deadline: Instant,
+    },
+    Prolonged {
+        owner: OwnerId,
+        deadline: Instant,
+    },
+    Lost {
+        owner: OwnerId,
+        reason: LossReason,
+    },
+    /// Its last level was left.
+    Left {
+        owner: OwnerId,
+    },
+    /// Somebody stands in line.
+    Joined {
+        name: &'a Arc<str>,
+        place: u64,
+    },
+    /// He was served, or left.
+    Departed {
+        name: &'a Arc<str>,
+        place: u64,
+        served: bool,
+    },
+}
+
 /// A place where holds live.
 pub(crate) trait Store: fmt::Debug + Send + Sync + 'static {
     /// Completes when a call could be sent, or when a call of this `timeout` would have waited long
@@ -259,6 +300,9 @@ pub(crate) trait Store: fmt::Debug + Send + Sync + 'static {
 
     /// State of the connection, and each change of it.
     fn health(&self) -> watch::Receiver<Health>;
+
+    /// Told what this client believes. Only a simulation listens.
+    fn believes(&self, _belief: Belief<'_>) {}
 
     /// Ends the connections; never hangs. What is not answered by then stays unanswered.
     fn close(&self);

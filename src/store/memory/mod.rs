@@ -16,6 +16,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use uuid::Uuid;
 
+use super::clock::micros;
 use super::topic::{Listening, Topics};
 use super::{
     Call, Cause, Health, NoReply, Refusal, RefusalKind, Reply, Snapshot, Store, Subscription,
@@ -239,10 +240,6 @@ impl Shared {
     fn at(&self, now: Instant) -> u64 {
         EPOCH_US.saturating_add(micros(now.saturating_duration_since(self.base)))
     }
-}
-
-fn micros(duration: Duration) -> u64 {
-    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }
 
 fn closed() -> NoReply {

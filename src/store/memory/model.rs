@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
+use crate::bug::{Bug, seeded};
 use crate::store::{Answer, Instead, Op, OwnerId, Refusal, RefusalKind, TokenRule, Verb};
 
 /// Does `op` at `now_us`. The name, if any, is that of a lock which became free: wake who waits.
@@ -20,7 +21,7 @@ pub(crate) fn apply(
     let now = Now {
         us: now_us,
         ms: now_us / 1000,
-        late: now_us > deadline_us,
+        late: now_us > deadline_us && !seeded(Bug::LateAcquire),
     };
     state.purge(now.ms, PURGE_STEP);
     state.forget_if_expired(&op.name, now.ms);
@@ -66,6 +67,10 @@ fn take(
     lease_ms: u64,
     rule: TokenRule,
 ) -> Result<Answer, Refusal> {
+    if seeded(Bug::CountByIncrement) && state.holds(name, &owner) {
+        let count = state.count(name, &owner);
+        state.set_count(name, &owner, count + 1);
+    }
     match state.keys.get(name) {
         Some(Key {
             value: Value::Other,
@@ -111,11 +116,19 @@ fn nest(
     lease_ms: u64,
 ) -> Answer {
     if !state.holds(name, &owner) {
+        if seeded(Bug::NestedRecreates) && !state.keys.contains_key(name) {
+            return state.recreate(name, now, owner, lease_ms);
+        }
         return state.gone(name);
     }
     if now.late {
         return Answer::Late;
     }
+    let count = if seeded(Bug::CountByIncrement) {
+        state.count(name, &owner) + 1
+    } else {
+        count
+    };
     state.set_count(name, &owner, count);
     Answer::Held {
         remaining_ms: state.lengthen(name, now, lease_ms),
@@ -124,6 +137,18 @@ fn nest(
 
 /// Release, count 0: removes, however late.
 fn release(state: &mut State, name: &Arc<str>, owner: OwnerId, also: Option<OwnerId>) -> Answer {
+    if seeded(Bug::ReleaseWithoutOwnerCheck) && state.keys.contains_key(name) {
+        state.delete(name);
+        return Answer::Released;
+    }
+    if seeded(Bug::ReleaseInsistsOnCount) && state.count(name, &owner) > 1 {
+        return Answer::Gone(Instead::Taken);
+    }
+    if seeded(Bug::CountByIncrement) && state.count(name, &owner) > 1 {
+        let count = state.count(name, &owner);
+        state.set_count(name, &owner, count - 1);
+        return Answer::StillHeld { remaining_ms: 0 };
+    }
     let mut removed = state.remove(name, &owner.to_string());
     if let Some(also) = also {
         removed |= state.remove(name, &also.to_string());
@@ -160,6 +185,12 @@ fn renew(
     lease_ms: u64,
 ) -> Answer {
     if !state.holds(name, &owner) {
+        if seeded(Bug::RenewalThatCreates) && !state.keys.contains_key(name) && !now.late {
+            state.recreate(name, now, owner, lease_ms);
+            return Answer::Renewed {
+                remaining_ms: lease_ms,
+            };
+        }
         return state.gone(name);
     }
     if now.late {
@@ -202,9 +233,12 @@ fn next_token(
     rule: TokenRule,
 ) -> Result<u64, Refusal> {
     let last = last_token(state, name)?;
-    let token = (last.unwrap_or(0) + 1)
+    let mut token = (last.unwrap_or(0) + 1)
         .max(now.us)
         .max(rule.floor.saturating_add(1));
+    if seeded(Bug::BareCounter) {
+        token = last.unwrap_or(0) + 1;
+    }
     if token >= TOKEN_END {
         return Err(conflict(NO_COUNTER));
     }
@@ -261,7 +295,7 @@ fn conflict(message: &str) -> Refusal {
 }
 
 /// What is in the store.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct State {
     keys: HashMap<Arc<str>, Key>,
     counters: HashMap<Arc<str>, Counter>,
@@ -403,12 +437,29 @@ impl State {
         }
     }
 
+    fn count(&mut self, name: &Arc<str>, owner: &OwnerId) -> u32 {
+        self.fields(name)
+            .and_then(|fields| fields.get(&owner.to_string())?.parse().ok())
+            .unwrap_or(0)
+    }
+
+    /// Makes a hold anew, as some bugs do.
+    fn recreate(&mut self, name: &Arc<str>, now: &Now, owner: OwnerId, lease_ms: u64) -> Answer {
+        let fields = BTreeMap::from([(owner.to_string(), "1".to_owned())]);
+        self.put(name, Value::Hash(fields), Some(now.after(lease_ms)));
+        Answer::Held {
+            remaining_ms: lease_ms,
+        }
+    }
+
     /// Moves the deadline forward, never back, and gives one where there is none. What is left then.
     fn lengthen(&mut self, name: &Arc<str>, now: &Now, lease_ms: u64) -> u64 {
         let Some(key) = self.keys.get_mut(name) else {
             return 0;
         };
-        if let Some(left) = now.left(key.expires_ms).filter(|left| *left >= lease_ms) {
+        if let Some(left) = now.left(key.expires_ms).filter(|left| *left >= lease_ms)
+            && !seeded(Bug::RenewalShortens)
+        {
             return left;
         }
         let at = now.after(lease_ms);

@@ -27,7 +27,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use self::connection::{Fault, Link, micros, supervise};
+use self::connection::{Fault, Link, supervise};
 use self::script::{Publish, Script, decode, encode, refusal, script_for};
 use super::topic::{Listening, Topics};
 use super::{
@@ -38,6 +38,7 @@ use crate::config::{DEFAULT_COMMAND_TIMEOUT, DEFAULT_CONNECT_TIMEOUT, PubSub};
 use crate::env::{BoxFuture, SharedEnv, later, until};
 use crate::error::Error;
 use crate::key::KeyScheme;
+use crate::store::clock::micros;
 
 pub(crate) use self::connection::ConnectFailure;
 pub(crate) use self::url::parse_url;

@@ -1,0 +1,141 @@
+//! S2: each hold that the server grants gets a token greater than all before; a hold keeps its own.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use leasehold::testing::{Answered, HoldId, Holder, Ran, What};
+
+use super::story::Story;
+use super::{Conditions, Verdict, Violation};
+
+pub fn check(story: &Story<'_>, conditions: &Conditions) -> Vec<Violation> {
+    let mut verdict = Verdict::of("tokens", story);
+    if !conditions.clock_never_back && !conditions.counters_kept {
+        return verdict.found;
+    }
+    // The greatest so far and where; what each hold was told, in order. A copy of a request can make a
+    // hold anew that was removed by force.
+    let mut greatest: BTreeMap<&Arc<str>, (u64, usize)> = BTreeMap::new();
+    let mut told: BTreeMap<HoldId, Vec<(u64, usize)>> = BTreeMap::new();
+    for (index, _, what) in story.iter() {
+        match what {
+            What::Ran(ran) => {
+                let Answered::Granted(token) = ran.answer else {
+                    continue;
+                };
+                let hold = ran.did.hold;
+                if makes(ran) {
+                    if let Some((before, shown)) = greatest.get(&ran.did.name)
+                        && token <= *before
+                    {
+                        let what = format!("token {token} of {} after {before}", Holder(hold));
+                        verdict.broken(&[*shown, index], what);
+                    } else {
+                        greatest.insert(&ran.did.name, (token, index));
+                    }
+                } else if let Some((before, shown)) = told.get(&hold).and_then(|told| told.last())
+                    && token != *before
+                    && conditions.counters_kept
+                {
+                    let what = format!("{} has two tokens: {before}, {token}", Holder(hold));
+                    verdict.broken(&[*shown, index], what);
+                }
+                told.entry(hold).or_default().push((token, index));
+            }
+            What::Claimed { hold, token, .. } => {
+                let told = told.get(hold).map(Vec::as_slice).unwrap_or_default();
+                if told.iter().all(|(granted, _)| granted != token) {
+                    let records: Vec<_> = told.iter().map(|(_, at)| *at).chain([index]).collect();
+                    let what = format!("{} was not granted token {token}", Holder(*hold));
+                    verdict.broken(&records, what);
+                }
+            }
+            _ => {}
+        }
+    }
+    verdict.found
+}
+
+/// Whether the hold is there because of this op.
+fn makes(ran: &Ran) -> bool {
+    let has = |owners: &[(HoldId, u32)]| owners.iter().any(|(hold, _)| *hold == ran.did.hold);
+    ran.change
+        .as_ref()
+        .is_some_and(|(before, after)| !has(before) && has(after))
+}
+
+#[cfg(test)]
+mod tests {
+    use leasehold::testing::{Answered, Done};
+
+    use super::super::tale::{Tale, stormy};
+
+    fn one_after_another(tokens: [u64; 2]) -> Tale {
+        let [first, second] = tokens;
+        Tale::new()
+            .granted_as(0, 1, first)
+            .claimed_as(0, 1, 990, first)
+            .left(1)
+            .released(0, 1)
+            .granted_as(1, 2, second)
+            .claimed_as(1, 2, 990, second)
+            .left(2)
+            .released(1, 2)
+    }
+
+    #[test]
+    fn a_token_that_comes_again_is_caught() {
+        assert_eq!(one_after_another([7, 7]).caught(), ["tokens"]);
+        assert_eq!(one_after_another([7, 6]).caught(), ["tokens"]);
+        assert_eq!(one_after_another([7, 8]).caught(), [""; 0]);
+    }
+
+    #[test]
+    fn nothing_is_promised_if_the_clock_goes_back_and_the_counter_is_lost() {
+        let tale = one_after_another([7, 6]);
+        assert_eq!(tale.caught_under(stormy), ["tokens"]);
+        let caught = tale.caught_under(|conditions| {
+            stormy(conditions);
+            conditions.clock_never_back = false;
+        });
+        assert_eq!(caught, [""; 0]);
+    }
+
+    /// A copy of the request is answered as the first was.
+    #[test]
+    fn a_second_token_for_one_hold_is_caught() {
+        let copied = |answer| {
+            Tale::new()
+                .granted_as(0, 1, 7)
+                .unchanged(0, Done::Acquire, 1, 1, Answered::Granted(answer))
+                .claimed_as(0, 1, 990, answer)
+                .left(1)
+                .released(0, 1)
+        };
+        assert_eq!(copied(8).caught(), ["tokens"]);
+        assert_eq!(copied(7).caught(), [""; 0]);
+    }
+
+    /// By a copy of the request, whose first answer is the one that is read.
+    #[test]
+    fn a_hold_removed_by_force_and_made_anew_may_keep_its_first_token() {
+        let tale = Tale::new()
+            .granted_as(0, 1, 7)
+            .does(1, Done::Force, 1, 0, Answered::Done, &[], None)
+            .granted_as(0, 1, 8)
+            .claimed_as(0, 1, 990, 7)
+            .left(1)
+            .released(0, 1);
+        assert_eq!(tale.caught(), [""; 0]);
+    }
+
+    #[test]
+    fn a_token_that_was_never_granted_is_caught() {
+        let tale = Tale::new()
+            .granted_as(0, 1, 7)
+            .claimed_as(0, 1, 990, 9)
+            .left(1)
+            .released(0, 1);
+        assert_eq!(tale.caught(), ["tokens"]);
+    }
+}

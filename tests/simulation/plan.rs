@@ -1,0 +1,461 @@
+//! What a run does: made from a seed, and data from then on, so that it can be cut down.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use leasehold::testing::Chance;
+
+/// Everything that happens in a run, but for the order of things at one moment, which `seed` decides.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    pub seed: u64,
+    /// The kind of day it is.
+    pub weather: Weather,
+    /// How much faster than true time the server's clock goes, in millionths.
+    pub server_ppm: i64,
+    pub clients: Vec<ClientPlan>,
+    pub tasks: Vec<TaskPlan>,
+    pub faults: Vec<(Duration, Fault)>,
+    pub network: Network,
+    /// How often in a thousand a task is put off, and by how much at most.
+    pub put_off: (u32, Duration),
+    /// When all faults end.
+    pub heals_at: Duration,
+}
+
+/// What a run may meet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Weather {
+    /// Delays, dropped futures and panics; no faults.
+    Quiet,
+    /// Also what S1 has to stand: network, restarts that keep the memory, processes that stand still.
+    Rough,
+    /// Also what S1 excludes: memory lost, keys taken away, clocks beyond the bound.
+    Wild,
+}
+
+/// Chances in a thousand; see `leasehold::testing::Faults`.
+#[derive(Clone, Debug, Default)]
+pub struct Network {
+    pub delay: (Duration, Duration),
+    pub stray: (u32, Duration),
+    pub lost_requests: u32,
+    pub lost_replies: u32,
+    pub doubled: u32,
+    pub resets: u32,
+    pub lost_messages: u32,
+    pub no_messages: bool,
+}
+
+#[derive(Clone, Debug)]
+pub struct ClientPlan {
+    pub ahead: Duration,
+    pub ppm: i64,
+    pub lease: Duration,
+}
+
+#[derive(Clone, Debug)]
+pub struct TaskPlan {
+    pub client: usize,
+    pub starts: Duration,
+    pub steps: Vec<Step>,
+}
+
+/// One thing that a task does.
+#[derive(Clone, Debug)]
+pub enum Step {
+    Pause(Duration),
+    Hold(Hold),
+    /// The operator's way.
+    Force(usize),
+}
+
+/// Takes a lock, does something, and lets go of it.
+#[derive(Clone, Debug)]
+pub struct Hold {
+    pub name: usize,
+    pub way: Way,
+    /// A fixed lease; renewed without.
+    pub lease: Option<Duration>,
+    pub longest: Option<Duration>,
+    pub taking: Polling,
+    pub inside: Vec<Inside>,
+    pub end: End,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    Acquire,
+    Timeout(Duration),
+    Try,
+}
+
+/// How a future is polled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Polling {
+    ToTheEnd,
+    /// So many times, then dropped.
+    Dropped(usize),
+    /// So many times, then not for so long, then to the end.
+    Stalled(usize, Duration),
+    /// So many times, then not for so long, then dropped.
+    Abandoned(usize, Duration),
+}
+
+#[derive(Clone, Debug)]
+pub enum Inside {
+    Work(Duration),
+    Nest(Box<Hold>),
+    Confirm,
+    Extend(Duration),
+    Write,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    Release(Polling),
+    Drop,
+    Panic,
+}
+
+/// What is done to the server, the network or a process.
+#[derive(Clone, Debug)]
+pub enum Fault {
+    Pause(Duration),
+    Stop { down: Duration, keep: bool },
+    Copy,
+    FailOver,
+    Disconnect,
+    BlackHole,
+    Delete(usize),
+    DeleteCounter(usize),
+    Persist(usize),
+    Overwrite(usize, Duration),
+    StepClock(i64),
+    Freeze(usize, Duration),
+    Kill(usize),
+    Close(usize, Duration),
+}
+
+impl Fault {
+    /// What it is called on the command line, to be switched off by.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Pause(_) => "pause",
+            Self::Stop { keep: true, .. } => "restart",
+            Self::Stop { keep: false, .. } => "memory-loss",
+            Self::Copy | Self::FailOver => "failover",
+            Self::Disconnect => "disconnect",
+            Self::BlackHole => "black-hole",
+            Self::Delete(_) => "delete",
+            Self::DeleteCounter(_) => "delete-counter",
+            Self::Persist(_) => "persist",
+            Self::Overwrite(..) => "overwrite",
+            Self::StepClock(_) => "clock-step",
+            Self::Freeze(..) => "freeze",
+            Self::Kill(_) => "kill",
+            Self::Close(..) => "close",
+        }
+    }
+}
+
+/// The name of a lock.
+pub fn name_of(name: usize) -> Arc<str> {
+    Arc::from(["job", "order:7", "{tag}x"][name])
+}
+
+/// How many names there are.
+pub const NAMES: usize = 3;
+
+impl Plan {
+    /// The plan of a seed, without the kinds of faults in `off`.
+    pub fn of(seed: u64, off: &BTreeSet<String>) -> Self {
+        let mut chance = Chance::new(seed);
+        let weather = match chance.below(10) {
+            0..=1 => Weather::Quiet,
+            2..=6 => Weather::Rough,
+            _ => Weather::Wild,
+        };
+        let mut maker = Maker {
+            chance,
+            weather,
+            names: 1,
+        };
+        maker.names = 1 + maker.chance.below(NAMES as u64);
+        let mut plan = maker.plan(seed);
+        plan.faults.retain(|(_, fault)| !off.contains(fault.kind()));
+        let network = &mut plan.network;
+        for (kind, rate) in [
+            ("stray", &mut network.stray.0),
+            ("lost-request", &mut network.lost_requests),
+            ("lost-reply", &mut network.lost_replies),
+            ("doubled", &mut network.doubled),
+            ("reset", &mut network.resets),
+            ("lost-message", &mut network.lost_messages),
+            ("put-off", &mut plan.put_off.0),
+        ] {
+            if off.contains(kind) {
+                *rate = 0;
+            }
+        }
+        plan
+    }
+
+    /// The kinds of faults that this plan has.
+    pub fn kinds(&self) -> BTreeSet<&'static str> {
+        let mut kinds: BTreeSet<_> = self.faults.iter().map(|(_, fault)| fault.kind()).collect();
+        let network = &self.network;
+        for (kind, rate) in [
+            ("stray", network.stray.0),
+            ("lost-request", network.lost_requests),
+            ("lost-reply", network.lost_replies),
+            ("doubled", network.doubled),
+            ("reset", network.resets),
+            ("lost-message", network.lost_messages),
+            ("put-off", self.put_off.0),
+        ] {
+            if rate > 0 {
+                kinds.insert(kind);
+            }
+        }
+        kinds
+    }
+}
+
+struct Maker {
+    chance: Chance,
+    weather: Weather,
+    names: u64,
+}
+
+impl Maker {
+    fn plan(&mut self, seed: u64) -> Plan {
+        let calm = self.weather == Weather::Quiet;
+        let rates_beyond = self.weather == Weather::Wild && self.chance.happens(200);
+        let clients: Vec<_> = (0..=self.chance.below(3))
+            .map(|_| ClientPlan {
+                ahead: self.ms(0, 5000),
+                ppm: self.ppm(rates_beyond),
+                lease: self.ms(600, 3000),
+            })
+            .collect();
+        let lasts = self.ms(1500, 6000);
+        let tasks = (0..2 + self.chance.below(5))
+            .map(|_| TaskPlan {
+                client: self.index(clients.len()),
+                starts: self.ms(0, 1000),
+                steps: self.steps(),
+            })
+            .collect();
+        let mut faults = Vec::new();
+        if !calm {
+            for _ in 0..self.chance.below(5) {
+                let at = self.ms(10, millis(lasts));
+                let fault = self.fault(clients.len());
+                if matches!(fault, Fault::FailOver) {
+                    let before = at.saturating_sub(self.ms(1, 400));
+                    faults.push((before, Fault::Copy));
+                }
+                faults.push((at, fault));
+            }
+            faults.sort_by_key(|(at, _)| *at);
+        }
+        let slow = self.chance.happens(150);
+        let put_off = if calm || self.chance.happens(600) {
+            (0, Duration::ZERO)
+        } else {
+            (self.rate(100), self.ms(1, 15))
+        };
+        Plan {
+            seed,
+            weather: self.weather,
+            server_ppm: self.ppm(rates_beyond),
+            clients,
+            tasks,
+            faults,
+            network: Network {
+                delay: if slow {
+                    (Duration::from_millis(1), Duration::from_millis(40))
+                } else {
+                    (Duration::from_micros(50), Duration::from_millis(2))
+                },
+                stray: if calm {
+                    (0, Duration::ZERO)
+                } else {
+                    (self.rate(40), self.ms(10, 800))
+                },
+                lost_requests: self.rate_unless(calm, 30),
+                lost_replies: self.rate_unless(calm, 40),
+                doubled: self.rate_unless(calm, 60),
+                resets: self.rate_unless(calm, 40),
+                lost_messages: self.rate_unless(calm, 400),
+                no_messages: self.chance.happens(100),
+            },
+            put_off,
+            heals_at: lasts,
+        }
+    }
+
+    fn steps(&mut self) -> Vec<Step> {
+        let mut steps = Vec::new();
+        for _ in 0..2 + self.chance.below(6) {
+            if self.chance.happens(400) {
+                steps.push(Step::Pause(self.ms(0, 400)));
+            }
+            if self.weather == Weather::Wild && self.chance.happens(30) {
+                steps.push(Step::Force(self.name()));
+                continue;
+            }
+            let name = self.name();
+            steps.push(Step::Hold(self.hold(name, 0)));
+        }
+        steps
+    }
+
+    fn hold(&mut self, name: usize, depth: usize) -> Hold {
+        let way = match self.chance.below(10) {
+            0..=5 => Way::Acquire,
+            6..=8 => Way::Timeout(self.ms(0, 1500)),
+            _ => Way::Try,
+        };
+        // Fixed leases on one of the names, so that the others' waiters want the same.
+        let fixed = name == 2 && self.chance.happens(400);
+        let lease = fixed.then(|| self.ms(200, 1500));
+        let longest = (name == 2 && self.chance.happens(100)).then(|| self.ms(200, 1500));
+        let mut inside = Vec::new();
+        for _ in 0..self.chance.below(4) {
+            inside.push(match self.chance.below(10) {
+                0..=3 => Inside::Work(self.ms(0, 60)),
+                4 => Inside::Work(self.ms(100, 2500)),
+                5 => Inside::Confirm,
+                6 if name == 2 => Inside::Extend(self.ms(200, 2000)),
+                7 | 8 if depth < 2 => Inside::Nest(Box::new(self.hold(name, depth + 1))),
+                _ => Inside::Write,
+            });
+        }
+        Hold {
+            name,
+            way,
+            lease,
+            longest,
+            taking: self.polling(150, 60),
+            inside,
+            end: match self.chance.below(10) {
+                0..=5 => End::Release(self.polling(200, 0)),
+                6..=8 => End::Drop,
+                _ => End::Panic,
+            },
+        }
+    }
+
+    fn polling(&mut self, dropped: u32, stalled: u32) -> Polling {
+        let polls = usize::try_from(self.chance.below(8)).unwrap();
+        if self.chance.happens(dropped) {
+            Polling::Dropped(polls)
+        } else if self.weather != Weather::Quiet && self.chance.happens(stalled) {
+            if self.chance.happens(500) {
+                Polling::Abandoned(polls, self.ms(0, 1500))
+            } else {
+                Polling::Stalled(polls, self.ms(50, 4000))
+            }
+        } else {
+            Polling::ToTheEnd
+        }
+    }
+
+    fn fault(&mut self, clients: usize) -> Fault {
+        let client = self.index(clients);
+        let rough = self.weather == Weather::Rough;
+        match self.chance.below(if rough { 10 } else { 18 }) {
+            0 | 1 => Fault::Pause(self.ms(10, 2000)),
+            2 => Fault::Stop {
+                down: self.ms(5, 2000),
+                keep: true,
+            },
+            3 => Fault::Disconnect,
+            4 => Fault::BlackHole,
+            5 | 6 => Fault::Freeze(client, self.ms(20, 4000)),
+            7 => Fault::Kill(client),
+            8 => Fault::Close(client, self.ms(0, 2000)),
+            9 => Fault::StepClock(-i64::try_from(self.ms(1, 3000).as_micros()).unwrap()),
+            10 | 11 => Fault::Delete(self.name()),
+            12 => Fault::DeleteCounter(self.name()),
+            13 => Fault::Persist(self.name()),
+            14 => Fault::Overwrite(self.name(), self.ms(50, 1000)),
+            15 => Fault::StepClock(i64::try_from(self.ms(1, 3000).as_micros()).unwrap()),
+            16 => Fault::FailOver,
+            _ => Fault::Stop {
+                down: self.ms(5, 1000),
+                keep: false,
+            },
+        }
+    }
+
+    fn name(&mut self) -> usize {
+        usize::try_from(self.chance.below(self.names)).unwrap()
+    }
+
+    fn index(&mut self, of: usize) -> usize {
+        usize::try_from(self.chance.below(of as u64)).unwrap()
+    }
+
+    /// Within the bound of the promise, or beyond it.
+    fn ppm(&mut self, beyond: bool) -> i64 {
+        let most = if beyond { 60_000 } else { 2_400 };
+        i64::try_from(self.chance.below(2 * most + 1)).unwrap() - i64::try_from(most).unwrap()
+    }
+
+    fn ms(&mut self, least: u64, most: u64) -> Duration {
+        Duration::from_millis(least + self.chance.below(most.max(least) - least + 1))
+    }
+
+    /// None in half of the runs, else up to `most` in a thousand.
+    fn rate(&mut self, most: u32) -> u32 {
+        if self.chance.happens(500) {
+            return 0;
+        }
+        1 + u32::try_from(self.chance.below(u64::from(most))).unwrap()
+    }
+
+    fn rate_unless(&mut self, calm: bool, most: u32) -> u32 {
+        if calm { 0 } else { self.rate(most) }
+    }
+}
+
+fn millis(length: Duration) -> u64 {
+    u64::try_from(length.as_millis()).unwrap()
+}
+
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "seed {}, {:?}, {} clients, heals at {:?}",
+            self.seed,
+            self.weather,
+            self.clients.len(),
+            self.heals_at
+        )?;
+        writeln!(f, "server's clock: {} ppm", self.server_ppm)?;
+        for (index, client) in self.clients.iter().enumerate() {
+            writeln!(f, "client {index}: {client:?}")?;
+        }
+        for (index, task) in self.tasks.iter().enumerate() {
+            let TaskPlan {
+                client,
+                starts,
+                steps,
+            } = task;
+            writeln!(f, "task {index} of client {client}, from {starts:?}:")?;
+            for step in steps {
+                writeln!(f, "    {step:?}")?;
+            }
+        }
+        for (at, fault) in &self.faults {
+            writeln!(f, "at {at:?}: {fault:?}")?;
+        }
+        writeln!(f, "{:?}, put off {:?}", self.network, self.put_off)
+    }
+}
