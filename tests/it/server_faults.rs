@@ -507,7 +507,7 @@ async fn hold_forgotten_by_a_failover_is_lost_and_the_next_token_is_greater() {
 async fn hold_without_enough_replicas_is_undone() {
     let primary = primary();
     let replica = replica_of(&primary).await;
-    let client = builder(&primary, 1500)
+    let client = builder(&primary, 4500)
         .replica_acks(1)
         .build()
         .await
@@ -535,7 +535,7 @@ async fn hold_without_enough_replicas_is_undone() {
         let words = words(&error);
         assert!(words.contains("0 of 1 replicas acknowledged"), "{words}");
         assert!(
-            started.elapsed() < budget + ms(700),
+            started.elapsed() < budget + ms(1500),
             "{:?}",
             started.elapsed()
         );
@@ -552,7 +552,7 @@ async fn hold_without_enough_replicas_is_undone() {
         }
     });
     // Longer than the lease, which is the subject.
-    tokio::time::sleep(ms(1800)).await;
+    tokio::time::sleep(ms(5000)).await;
     assert!(kept.is_held());
     let_in(&primary, &replica).await;
     let granted = waiting.await.unwrap();
