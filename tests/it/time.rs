@@ -285,7 +285,7 @@ async fn a_reentry_lengthens_the_lease_and_never_shortens_it() {
 /// what is left of the lease runs out.
 #[tokio::test]
 async fn a_hold_is_renewed_while_a_renewed_level_lives() {
-    let lease = ms(900);
+    let lease = ms(1500);
     let ruler = Ruler::start();
     let client = client_of(&server().url(), lease).await;
     let name = unique_name();
