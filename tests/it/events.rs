@@ -252,7 +252,7 @@ async fn a_busy_line_is_not_told_that_it_waits_for_itself() {
             let guard = lock.acquire().await.unwrap();
             // So that the line takes several leases.
             tokio::time::sleep(ms(8)).await;
-            assert_eq!(guard.release().await, ReleaseOutcome::Released);
+            drop(guard);
         }));
     }
     for task in tasks {
