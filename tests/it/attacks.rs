@@ -397,7 +397,7 @@ async fn a_persisted_hold_outlives_what_its_holder_believes() {
     let server = server();
     let cli = server.cli().await;
     let client = client_of(&server.url(), secs(30)).await;
-    for way in ["confirm", "extend", "nested"] {
+    for way in ["confirm", "extend", "nested", "max_hold"] {
         let name = unique_name();
         let mut ctx = client.context();
         let guard = ctx.lock(name.as_str()).acquire().await.unwrap();
@@ -405,6 +405,7 @@ async fn a_persisted_hold_outlives_what_its_holder_believes() {
         match way {
             "confirm" => guard.confirm().await.unwrap(),
             "extend" => guard.extend(ms(100)).await.unwrap(),
+            "max_hold" => drop(ctx.lock(name.as_str()).max_hold(ms(100)).acquire().await),
             _ => drop(ctx.lock(name.as_str()).lease(ms(100)).acquire().await),
         }
         tokio::time::sleep(ms(150)).await;

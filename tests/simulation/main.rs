@@ -27,6 +27,18 @@ fn no_schedule_breaks_a_promise() {
     search(first, number("LEASEHOLD_SEEDS").unwrap_or(5_000));
 }
 
+/// Seeds that have found a fault of the crate.
+#[test]
+fn what_was_found_once_stays_mended() {
+    for seed in FOUND {
+        let plan = Plan::of(seed, &BTreeSet::new());
+        judge(&plan, &run(&plan));
+    }
+}
+
+/// docs/failure-modes.md has a row for each.
+const FOUND: [u64; 2] = [184_453, 1_647_873];
+
 /// Replays the seed in `LEASEHOLD_SEED`, and shows everything that happened; with the mistake in
 /// `LEASEHOLD_BUG`, if there is one.
 #[test]
