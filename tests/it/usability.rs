@@ -497,3 +497,16 @@ async fn closes_at_the_same_moment_count_each_hold_once() {
         assert_eq!(lost, guards.len());
     }
 }
+
+/// The earliest deadline of several calls of `close` holds for all.
+#[tokio::test]
+async fn a_short_close_ends_a_long_one() {
+    let client = LockClient::in_memory();
+    let guard = client.lock("job").acquire().await.unwrap();
+    let start = Instant::now();
+    let long = client.close(secs(60));
+    let (long, short) = tokio::join!(long, client.close(ms(20)));
+    assert!(start.elapsed() < secs(30), "{:?}", start.elapsed());
+    assert_eq!(long.lost + short.lost, 1);
+    assert!(!guard.is_held());
+}

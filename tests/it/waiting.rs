@@ -579,11 +579,16 @@ async fn two_names_on_one_channel_do_not_disturb_each_other() {
         let first = wait_for(&client, &plain);
         let cli = server.cli().await;
         cli.until_waiters(&plain, 1).await;
-        // Both have tried again after their subscriptions: only a message helps the first now.
+        let mut monitor = server.monitor().await;
         let second = wait_for(&client, &braced);
-        tokio::time::sleep(ms(200)).await;
+        // Asked once, and again after its subscription: that is live.
+        eventually(secs(5), "the second listens", async || {
+            monitor.script_calls(&format!("\"{braced}\"")).await >= 2
+        })
+        .await;
         if leaves {
             second.abort();
+            // What must not happen has this time for it: the first one's subscription goes too.
             tokio::time::sleep(ms(200)).await;
         }
         let released = Instant::now();
