@@ -237,6 +237,14 @@ pub(crate) struct Snapshot {
     pub(crate) holder_info: BTreeMap<String, String>,
 }
 
+impl Snapshot {
+    /// The client of the first holder, if it is one of ours.
+    pub(crate) fn holding_client(&self) -> Option<Uuid> {
+        let (owner, _) = self.holders.first()?;
+        owner.rsplit_once(':')?.0.parse().ok()
+    }
+}
+
 /// What a client believes, and how its waiters fare.
 #[derive(Clone, Copy, Debug)]
 #[cfg_attr(

@@ -3,6 +3,8 @@
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
+use crate::store::clock::micros;
+
 /// `SplitMix64`: small, fast, and the same everywhere.
 #[derive(Clone, Debug)]
 pub struct Chance(u64);
@@ -47,8 +49,4 @@ impl Chance {
     pub fn one_of<'a, T>(&mut self, all: &'a [T]) -> &'a T {
         &all[usize::try_from(self.below(all.len() as u64)).unwrap_or(0)]
     }
-}
-
-fn micros(duration: Duration) -> u64 {
-    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }

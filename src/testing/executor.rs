@@ -14,6 +14,7 @@ use parking_lot::Mutex;
 
 use super::chance::Chance;
 use crate::env::BoxFuture;
+use crate::store::clock::micros;
 
 /// Tasks, timers and the true time, since the start.
 pub(super) struct Executor {
@@ -323,8 +324,4 @@ impl Drop for Sleep {
             drop(removed);
         }
     }
-}
-
-fn micros(duration: Duration) -> u64 {
-    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }

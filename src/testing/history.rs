@@ -7,7 +7,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use crate::guard::LossReason;
-use crate::store::{Answer, Op, OwnerId, Verb};
+use crate::store::{Answer, Op, Verb};
 
 /// Everything that happened, in order.
 #[derive(Clone, Debug, Default)]
@@ -253,12 +253,6 @@ pub(crate) fn hold_of(owner: &str) -> HoldId {
         .rsplit_once(':')
         .and_then(|(_, hold)| hold.parse().ok())
         .unwrap_or(0)
-}
-
-impl From<OwnerId> for Holder {
-    fn from(owner: OwnerId) -> Self {
-        Self(owner.hold)
-    }
 }
 
 /// A hold's number, short enough to read.

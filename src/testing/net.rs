@@ -519,9 +519,9 @@ impl Store for NetStore {
                 return Err(NoReply::NotSent(Cause::new("no connection")));
             }
             net.wait(net.server.delay()).await;
-            let snapshot = net.server.look(&name);
+            let snapshot = net.server.look(&name).map_err(NoReply::Refused);
             net.wait(net.server.delay()).await;
-            Ok(snapshot)
+            snapshot
         })
     }
 

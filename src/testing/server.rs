@@ -16,8 +16,8 @@ use super::net::{Net, NetStore};
 use crate::config::Config;
 use crate::env::{RealEnv, SharedEnv, later};
 use crate::store::clock::micros;
-use crate::store::memory::{Key, State, Value, apply};
-use crate::store::{Answer, Op, Snapshot};
+use crate::store::memory::{EPOCH_US, Key, State, Value, apply};
+use crate::store::{Answer, Op, Refusal, Snapshot};
 
 /// How the network between clients and a [`Server`] behaves. Chances are in a thousand.
 #[derive(Clone, Debug)]
@@ -522,36 +522,15 @@ impl Inner {
         owners(&mut self.state.lock().store, name, now_us)
     }
 
-    pub(super) fn look(&self, name: &Arc<str>) -> Snapshot {
+    pub(super) fn look(&self, name: &Arc<str>) -> Result<Snapshot, Refusal> {
         let now_us = self.clock();
         let state = &mut *self.state.lock();
-        let mut snapshot = Snapshot {
-            token: state
-                .store
-                .counter(name, now_us)
-                .and_then(|counter| counter.text.parse().ok()),
-            ..Snapshot::default()
-        };
-        if let Some(Key {
-            value: Value::Hash(fields),
-            expires_ms,
-        }) = state.store.key(name, now_us)
-        {
-            snapshot.remaining_ms = expires_ms.map(|at| at.saturating_sub(now_us / 1000));
-            snapshot.holders = fields
-                .iter()
-                .filter_map(|(owner, count)| Some((owner.clone(), count.parse().ok()?)))
-                .collect();
-        }
-        let holder = snapshot
-            .holders
-            .first()
-            .and_then(|(owner, _)| owner.rsplit_once(':'))
-            .and_then(|(client, _)| client.parse().ok());
-        if let Some(info) = holder.and_then(|client: Uuid| state.announced.get(&client)) {
+        let mut snapshot = state.store.look(name, now_us)?;
+        let holder = snapshot.holding_client();
+        if let Some(info) = holder.and_then(|client| state.announced.get(&client)) {
             snapshot.holder_info.clone_from(info);
         }
-        snapshot
+        Ok(snapshot)
     }
 
     pub(super) fn announce(&self, client: Uuid, info: Option<BTreeMap<String, String>>) {
@@ -590,6 +569,3 @@ fn owners(store: &mut State, name: &Arc<str>, now_us: u64) -> Owners {
         _ => Vec::new(),
     }
 }
-
-/// Where the clock of every simulated server begins: some day of 2023.
-const EPOCH_US: u64 = 1_700_000_000_000_000;

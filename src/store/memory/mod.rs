@@ -18,11 +18,13 @@ use uuid::Uuid;
 
 use super::clock::micros;
 use super::topic::{Listening, Topics};
-use super::{
-    Call, Cause, Health, NoReply, Refusal, RefusalKind, Reply, Snapshot, Store, Subscription,
-};
+use super::{Call, Cause, Health, NoReply, Reply, Snapshot, Store, Subscription};
 use crate::env::{BoxFuture, SharedEnv};
-pub(crate) use model::{Key, State, Value, apply};
+#[cfg(feature = "testing")]
+pub(crate) use model::Key;
+#[cfg(any(test, feature = "testing"))]
+pub(crate) use model::Value;
+pub(crate) use model::{State, apply};
 
 /// One client's handle of a store in this process.
 pub(crate) struct MemoryStore {
@@ -139,42 +141,9 @@ impl MemoryStore {
             .filter_map(Weak::upgrade)
             .filter(|topics| topics.get(name).is_some())
             .count();
-        let token = inner
-            .state
-            .counter(name, now_us)
-            .and_then(|counter| counter.text.parse().ok());
-        let mut snapshot = Snapshot {
-            token,
-            waiting: Some(waiting as u64),
-            ..Snapshot::default()
-        };
-        match inner.state.key(name, now_us) {
-            None => {}
-            Some(Key {
-                value: Value::Other,
-                ..
-            }) => {
-                return Err(NoReply::Refused(Refusal {
-                    kind: RefusalKind::Conflict,
-                    message: "the key is no hash".to_owned(),
-                }));
-            }
-            Some(Key {
-                value: Value::Hash(fields),
-                expires_ms,
-            }) => {
-                snapshot.remaining_ms = expires_ms.map(|at| at.saturating_sub(now_us / 1000));
-                snapshot.holders = fields
-                    .iter()
-                    .filter_map(|(owner, count)| Some((owner.clone(), count.parse().ok()?)))
-                    .collect();
-            }
-        }
-        let holder = snapshot
-            .holders
-            .first()
-            .and_then(|(owner, _)| owner.rsplit_once(':'))
-            .and_then(|(client, _)| client.parse::<Uuid>().ok());
+        let mut snapshot = inner.state.look(name, now_us).map_err(NoReply::Refused)?;
+        snapshot.waiting = Some(waiting as u64);
+        let holder = snapshot.holding_client();
         if let Some((info, until_us)) = holder.and_then(|client| inner.announced.get(&client))
             && now_us <= *until_us
         {
@@ -248,7 +217,7 @@ fn closed() -> NoReply {
 
 /// Where the clock of every store in a process begins: some day of 2023, so that tokens look as on
 /// a server while the wall clock decides nothing.
-const EPOCH_US: u64 = 1_700_000_000_000_000;
+pub(crate) const EPOCH_US: u64 = 1_700_000_000_000_000;
 
 #[cfg(test)]
 mod tests {

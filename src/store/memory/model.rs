@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use crate::bug::{Bug, seeded};
-use crate::store::{Answer, Instead, Op, OwnerId, Refusal, RefusalKind, TokenRule, Verb};
+use crate::store::{Answer, Instead, Op, OwnerId, Refusal, RefusalKind, Snapshot, TokenRule, Verb};
 
 /// Does `op` at `now_us`. The name, if any, is that of a lock which became free: wake who waits.
 ///
@@ -338,6 +338,39 @@ impl State {
     pub(crate) fn counter(&mut self, name: &Arc<str>, now_us: u64) -> Option<&Counter> {
         self.forget_if_expired(name, now_us / 1000);
         self.counters.get(name)
+    }
+
+    /// Who holds `name`, and the last token.
+    pub(crate) fn look(&mut self, name: &Arc<str>, now_us: u64) -> Result<Snapshot, Refusal> {
+        let mut snapshot = Snapshot {
+            token: self
+                .counter(name, now_us)
+                .and_then(|counter| counter.text.parse().ok()),
+            ..Snapshot::default()
+        };
+        match self.key(name, now_us) {
+            None => {}
+            Some(Key {
+                value: Value::Other,
+                ..
+            }) => {
+                return Err(Refusal {
+                    kind: RefusalKind::Conflict,
+                    message: "the key is no hash".to_owned(),
+                });
+            }
+            Some(Key {
+                value: Value::Hash(fields),
+                expires_ms,
+            }) => {
+                snapshot.remaining_ms = expires_ms.map(|at| at.saturating_sub(now_us / 1000));
+                snapshot.holders = fields
+                    .iter()
+                    .filter_map(|(owner, count)| Some((owner.clone(), count.parse().ok()?)))
+                    .collect();
+            }
+        }
+        Ok(snapshot)
     }
 
     pub(crate) fn put(&mut self, name: &Arc<str>, value: Value, expires_ms: Option<u64>) {
