@@ -169,6 +169,8 @@ struct LineState {
     offered: bool,
     /// The hold of our own client that somebody was told to have waited for.
     hinted: Option<OwnerId>,
+    /// When to look for one next.
+    hint_at: Option<Instant>,
     /// Our own client holds the lock until then, as far as we know.
     claimed_until: Option<Instant>,
     /// Since when the server has not answered, and what the last trouble was.
@@ -397,6 +399,7 @@ impl Line {
                 try_now: false,
                 offered: false,
                 hinted: None,
+                hint_at: None,
                 claimed_until: None,
                 trouble: None,
                 heard: None,
@@ -516,8 +519,9 @@ impl Line {
                 remaining_ms,
                 &answered,
             );
-            // A grant read after its own deadline is not a grant.
-            if hold.in_time() && self.offer(&hold, lease) {
+            // A grant read after its own deadline is not a grant, and one close to it is no use: it would be
+            // lost before its first renewal.
+            if hold.worth_offering() && self.offer(&hold, lease) {
                 return Next::Offered;
             }
             hold.discard();
@@ -719,7 +723,7 @@ impl Line {
     /// An offer came back: to the next who answers, else to the server.
     fn pass_on(self: &Arc<Self>, hold: &Arc<Hold>) {
         self.state.lock().offered = false;
-        if !(hold.in_time() && self.offer(hold, hold.lease())) {
+        if !(hold.worth_offering() && self.offer(hold, hold.lease())) {
             hold.discard();
         }
         self.serve_the_rest();
@@ -980,8 +984,16 @@ impl Line {
         if now < later(head.joined, head.wish.terms.lease) {
             return;
         }
-        // By the first of those who wait for it: the others wait for the same reason.
-        let hinted = self.state.lock().hinted;
+        // By the first of those who wait for it: the others wait for the same reason. And not at each
+        // turn of a busy line: it looks through all holds of the client.
+        let hinted = {
+            let mut state = self.state.lock();
+            if state.hint_at.is_some_and(|at| now < at) {
+                return;
+            }
+            state.hint_at = Some(later(now, head.wish.terms.lease / 3));
+            state.hinted
+        };
         let own = self
             .engine
             .watchdog

@@ -175,9 +175,10 @@ impl Hold {
         })
     }
 
-    /// Whether its deadline is still to come.
-    pub(crate) fn in_time(&self) -> bool {
-        seeded(Bug::LateGrantCounts) || self.engine.now() < self.state.lock().term.deadline
+    /// Whether enough is left for somebody to begin with it.
+    pub(crate) fn worth_offering(&self) -> bool {
+        let until = later(self.engine.now(), self.lease / 4);
+        seeded(Bug::LateGrantCounts) || until < self.state.lock().term.deadline
     }
 
     /// Begins to be believed in, unless its deadline has passed while it was offered.

@@ -16,6 +16,7 @@ mod chaos;
 mod drops;
 mod events;
 mod exclusion;
+mod grants;
 mod harness;
 mod outage;
 mod reentrancy;
