@@ -190,8 +190,9 @@ impl fmt::Display for Violation {
         let ms = self.at.as_micros();
         let Self { checker, what, .. } = self;
         write!(f, "{checker}: {what} ({}.{:03} ms", ms / 1000, ms % 1000)?;
-        for index in &self.records {
-            write!(f, ", #{index}")?;
+        for (nth, index) in self.records.iter().enumerate() {
+            let before = if nth == 0 { ", line" } else { "," };
+            write!(f, "{before} {index}")?;
         }
         f.write_str(")")
     }
