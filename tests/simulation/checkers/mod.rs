@@ -304,7 +304,7 @@ mod tests {
             .lost(1, LossReason::DeadlinePassed)
             .sent(0, Done::Release, 1, 0)
             .at(1001)
-            .ended()
+            .vanished(true)
             .granted(1, 2)
             .unchanged(0, Done::Release, 1, 0, Answered::Gone)
             .late()
