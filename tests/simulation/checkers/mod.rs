@@ -191,7 +191,11 @@ impl fmt::Display for Violation {
         let Self { checker, what, .. } = self;
         write!(f, "{checker}: {what} ({}.{:03} ms", ms / 1000, ms % 1000)?;
         for (nth, index) in self.records.iter().enumerate() {
-            let before = if nth == 0 { ", line" } else { "," };
+            let before = match nth {
+                0 if self.records.len() == 1 => ", line",
+                0 => ", lines",
+                _ => ",",
+            };
             write!(f, "{before} {index}")?;
         }
         f.write_str(")")
