@@ -11,8 +11,8 @@ use std::time::Instant;
 use leasehold::{Error, LossReason, ReleaseOutcome};
 
 use crate::common::{
-    self, Act, Fault, Proxy, Ruler, Server, bytes, eventually, ms, nothing_left, secs, server,
-    token_key, unique_name,
+    self, Act, Fault, Injected, Proxy, Ruler, Server, bytes, eventually, ms, nothing_left, secs,
+    server, token_key, unique_name,
 };
 use crate::support::client_of;
 
@@ -39,56 +39,52 @@ impl Believers {
     }
 }
 
-/// The line's task has an attempt under way when the last handle goes: its grant must be given back
-/// by a background that is ending.
-#[tokio::test]
-async fn a_grant_that_comes_after_the_last_handle_has_gone_is_given_back() {
+/// A waiter behind the proxy whose last handle has gone while the server's grant is on its way to it.
+async fn gone_before_its_grant_comes(proxy: &Proxy, name: &str) -> Injected {
     let server = server();
-    let name = unique_name();
-    let proxy = Proxy::start(server.port());
     let holder = client_of(&server.url(), secs(30)).await;
     let waiter = client_of(&proxy.url(), secs(30)).await;
-    let guard = holder.lock(name.as_str()).acquire().await.unwrap();
+    let guard = holder.lock(name).acquire().await.unwrap();
+    let mut monitor = server.monitor().await;
     let taking = {
-        let (waiter, name) = (waiter.clone(), name.clone());
+        let (waiter, name) = (waiter.clone(), name.to_owned());
         tokio::spawn(async move { waiter.lock(name).acquire().await.map(drop) })
     };
-    server.cli().await.until_waiters(&name, 1).await;
-    tokio::time::sleep(ms(100)).await; // the try after the confirmation is over
-    let reply = proxy.inject(Fault::reply(bytes(&name), Act::Hold));
+    // Once at first, and once behind its subscription.
+    eventually(secs(5), "it asked twice", async || {
+        monitor.script_calls(name).await >= 2
+    })
+    .await;
+    // Answered behind those, on the same connection: what comes now answers the release's message.
+    waiter.inspect(name).await.unwrap();
+    let reply = proxy.inject(Fault::reply(bytes(name), Act::Hold));
     guard.release().await.into_result().unwrap();
     reply.hit().await;
     taking.abort();
     drop(taking.await);
     drop(waiter);
-    tokio::time::sleep(ms(20)).await;
+    // The end of the wait has gone through the background.
+    server.cli().await.until_waiters(name, 0).await;
+    reply
+}
+
+/// The line's task has an attempt under way when the last handle goes: its grant must be given back
+/// by a background that is ending.
+#[tokio::test]
+async fn a_grant_that_comes_after_the_last_handle_has_gone_is_given_back() {
+    let (proxy, name) = (Proxy::start(server().port()), unique_name());
+    let reply = gone_before_its_grant_comes(&proxy, &name).await;
     reply.release();
-    nothing_left(server, &name).await;
+    nothing_left(server(), &name).await;
 }
 
 /// As above, but the reply is lost: the sweep must be sent all the same.
 #[tokio::test]
 async fn an_attempt_that_is_unanswered_when_the_last_handle_goes_is_swept() {
-    let server = server();
-    let name = unique_name();
-    let proxy = Proxy::start(server.port());
-    let holder = client_of(&server.url(), secs(30)).await;
-    let waiter = client_of(&proxy.url(), secs(30)).await;
-    let guard = holder.lock(name.as_str()).acquire().await.unwrap();
-    let taking = {
-        let (waiter, name) = (waiter.clone(), name.clone());
-        tokio::spawn(async move { waiter.lock(name).acquire().await.map(drop) })
-    };
-    server.cli().await.until_waiters(&name, 1).await;
-    tokio::time::sleep(ms(100)).await;
-    let reply = proxy.inject(Fault::reply(bytes(&name), Act::Hold));
-    guard.release().await.into_result().unwrap();
-    reply.hit().await;
-    taking.abort();
-    drop(taking.await);
-    drop(waiter);
+    let (proxy, name) = (Proxy::start(server().port()), unique_name());
+    gone_before_its_grant_comes(&proxy, &name).await;
     proxy.cut(common::Then::Reset);
-    nothing_left(server, &name).await;
+    nothing_left(server(), &name).await;
 }
 
 /// A grant is offered to a future that nobody polls just then; `close` must not forget it.
@@ -105,7 +101,8 @@ async fn close_gives_back_a_grant_that_is_on_offer() {
     assert!(polled.is_pending());
     let cli = server.cli().await;
     eventually(secs(1), "granted", async || cli.exists(&name).await).await;
-    tokio::time::sleep(ms(10)).await;
+    // Answered behind the grant: that one has come.
+    client.inspect(name.as_str()).await.unwrap();
     let report = client.close(secs(2)).await;
     let ended = taking.await;
     assert!(matches!(ended, Err(Error::Closed)), "{ended:?}");
