@@ -1,6 +1,7 @@
 //! Renewal, and the end of it: what is held stays held, what is over is never renewed again, and
 //! nobody believes in a lease that ended.
 
+use std::collections::BTreeSet;
 use std::mem::ManuallyDrop;
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
@@ -301,6 +302,99 @@ async fn broken_connections_lose_nothing_and_a_deleted_key_is_lost_at_once() {
         guard.release().await,
         ReleaseOutcome::Lost(LossReason::KeyGone)
     );
+    nothing_left(&server, &name).await;
+}
+
+/// B25: the connection breaks again and again, in less time than it takes to call it a good one. The
+/// hold is renewed in between, and the server sees neither a storm of connections nor one of renewals.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_flapping_connection_loses_no_hold_and_storms_no_server() {
+    let server = Server::start();
+    let proxy = Proxy::start(server.port());
+    let lease = secs(3);
+    let client = client_of(&proxy.url(), lease).await;
+    let name = unique_name();
+    let guard = client.lock(name.as_str()).acquire().await.unwrap();
+    let mut monitor = server.monitor().await;
+    let (start, mut breaks, mut slow) = (Instant::now(), 0, 0);
+    while start.elapsed() < scaled(lease * 3 / 2, secs(60)) {
+        proxy.cut(if breaks % 2 == 0 {
+            Then::Close
+        } else {
+            Then::Reset
+        });
+        breaks += 1;
+        let broken = Instant::now();
+        // The subject: a rhythm of breaks.
+        tokio::time::sleep(ms(50)).await;
+        slow += usize::from(broken.elapsed() > ms(150));
+        assert_eq!(guard.loss_reason(), None, "after {breaks} breaks");
+    }
+    eventually(lease, "confirmed", async || guard.confirm().await.is_ok()).await;
+    let lasted = start.elapsed().as_millis();
+    // Each connection begins with an `INFO`.
+    let lines = monitor.lines().await.iter();
+    let connections: BTreeSet<_> = lines
+        .filter(|line| line.contains("\"INFO\""))
+        .filter_map(|line| line.split(['[', ']']).nth(1))
+        .collect();
+    let connections = connections.len();
+    let calls = monitor.script_calls(&name).await;
+    // After six breaks there are at least 100 ms between two attempts to connect; and after six more,
+    // when we were so slow that the connection was a good one.
+    let most = usize::try_from(lasted / 100).unwrap() + 6 + 6 * slow;
+    assert!(
+        (4..=most).contains(&connections),
+        "{connections} connections, {breaks} breaks, {lasted} ms"
+    );
+    // One each third of a lease; and each break may have cost the answer to one, in each of its two
+    // forms: by the script's hash, and in full.
+    let due = usize::try_from(lasted / (lease / 3).as_millis()).unwrap();
+    let most = due + 2 + 2 * connections;
+    assert!((3..=most).contains(&calls), "{calls} calls, {due} due");
+    assert_eq!(server.cli().await.count(&name).await, Some(1));
+    assert_eq!(guard.release().await, ReleaseOutcome::Released);
+    nothing_left(&server, &name).await;
+}
+
+/// A restarted server may have forgotten the hold, so it is asked at once, also when the question is
+/// lost with its connection; the same server, after a break, is not asked before a renewal is due.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_hold_asks_at_once_after_each_restart_and_not_after_each_break() {
+    let server = Server::start();
+    let proxy = Proxy::start(server.port());
+    // Renewed each ten seconds.
+    let client = client_of(&proxy.url(), secs(30)).await;
+    let (name, other) = (unique_name(), unique_name());
+    let guard = client.lock(name.as_str()).acquire().await.unwrap();
+    let asked = || proxy.count(&bytes(&name));
+    let connected = || proxy.count(&command("INFO"));
+    for _ in 0..scaled(3, 30) {
+        let before = asked();
+        let lost = proxy.inject(Fault::request(bytes(&name), Act::Swallow(Then::Close)));
+        server.restart_keeping().await;
+        eventually(secs(3), "asked, and asked again", async || {
+            asked() >= before + 2
+        })
+        .await;
+        assert!(lost.is_hit());
+        guard.confirm().await.unwrap();
+        // Lost once; then, and for the confirmation, by the script's hash and in full; and what was
+        // asked of the connections that a restart breaks.
+        let sent = asked() - before;
+        assert!(sent <= 10, "{sent} requests after one restart");
+        for then in [Then::Close, Then::Reset, Then::Close] {
+            let (before, connections) = (asked(), connected());
+            proxy.cut(then);
+            eventually(secs(5), "connected again", async || {
+                connected() > connections && client.inspect(other.as_str()).await.is_ok()
+            })
+            .await;
+            assert_eq!(asked(), before, "asked the same server again");
+        }
+        assert_eq!(guard.loss_reason(), None);
+    }
+    assert_eq!(guard.release().await, ReleaseOutcome::Released);
     nothing_left(&server, &name).await;
 }
 
