@@ -443,6 +443,10 @@ fn what_is_built_in_on_purpose_is_found() {
     use crate::bug::{Bug, seed};
     use Time::{Passing, Still};
 
+    if std::env::var_os("LEASEHOLD_SCHEDULE").is_some() {
+        // One that failed without them is replayed.
+        return;
+    }
     let found = |bug, name: &str, time, clients, scenario: Scenario| {
         seed(Some(bug));
         let (schedules, depth) = (500, 4);
