@@ -23,8 +23,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use parking_lot::Mutex;
-use tokio::sync::{Notify, OwnedSemaphorePermit, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use tokio::time::Instant;
 
 use crate::bug::{Bug, seeded};
@@ -38,6 +37,7 @@ use crate::lock::refused;
 use crate::observe;
 use crate::store::topic::{Listening, Subscription};
 use crate::store::{Answer, Belief, Cause, Op, OwnerId, Verb};
+use crate::sync::{Mutex, Notify};
 use crate::watchdog::{Appointment, Timed};
 
 /// The lines of one client, by name.
@@ -119,6 +119,11 @@ impl Queues {
             waiter,
             claimed: false,
         })
+    }
+
+    #[cfg(test)]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.by_name.lock().is_empty()
     }
 
     /// The client is closing: what is on offer goes back, as nobody may claim it any more.

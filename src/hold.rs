@@ -24,7 +24,6 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::Mutex;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -39,6 +38,7 @@ use crate::guard::{LossReason, ReleaseOutcome};
 use crate::lease::Term;
 use crate::observe;
 use crate::store::{Answer, Belief, Instead, Op, OwnerId, Verb};
+use crate::sync::Mutex;
 use crate::watchdog::{Appointment, Timed};
 
 /// What one level of a hold asks for.
