@@ -270,9 +270,11 @@ fn deadlines(world: &Arc<World>) -> Threads {
         let mut lock = lock.lease(Duration::from_secs(1));
         let guard = block_on(lock.acquire()).expect("granted in the end");
         let lost = guard.lost();
-        let held = guard.is_held();
-        assert!(held || lost.is_cancelled(), "lost, and not told");
-        assert!(held || !guard.is_held(), "the loss was taken back");
+        if !guard.is_held() {
+            // A moment later, by the thread that found out: never would be a deadlock.
+            block_on(lost.cancelled());
+            assert!(!guard.is_held(), "the loss was taken back");
+        }
     };
     vec![
         spawn(world, 0, holder),
@@ -397,7 +399,9 @@ fn close(world: &Arc<World>) -> Threads {
     let caller = |_: &World, mut lock: Lock| match block_on(lock.acquire()) {
         Ok(guard) => {
             let lost = guard.lost();
-            assert!(guard.is_held() || lost.is_cancelled());
+            if !guard.is_held() {
+                block_on(lost.cancelled());
+            }
         }
         Err(Error::Closed) => {}
         Err(error) => panic!("{error}"),
