@@ -33,7 +33,9 @@ async fn through(client: &LockClient, from: usize, to: usize) {
             tokio::spawn(async move {
                 for i in (from + task..to).step_by(TASKS) {
                     let guard = client.lock(format!("name:{i}")).acquire().await.unwrap();
-                    assert_eq!(guard.release().await, ReleaseOutcome::Released);
+                    // On a busy machine the answer may be late; what is left in the end is looked at below.
+                    let outcome = guard.release().await;
+                    assert!(!matches!(outcome, ReleaseOutcome::Lost(_)), "{outcome:?}");
                 }
             })
         })
@@ -55,7 +57,7 @@ async fn names_that_are_gone_cost_nothing() {
     // The shortest retention there is: two leases.
     let client = LockClient::builder()
         .url(server.url())
-        .lease(ms(1000))
+        .lease(secs(3))
         .token_retention(Some(ms(1)))
         .build()
         .await
@@ -76,7 +78,7 @@ async fn names_that_are_gone_cost_nothing() {
         grown < base / 10 + 2048,
         "{base} KiB after a tenth, {most} KiB at most"
     );
-    // Token counters end two seconds after their last use, and the client's info with the client.
+    // Token counters end six seconds after their last use, and the client's info with the client.
     let info = cli.keys_with("leasehold_client").await;
     assert_eq!(info.len(), 1, "{info:?}");
     assert!(cli.pttl(&info[0]).await > 0);
@@ -86,7 +88,7 @@ async fn names_that_are_gone_cost_nothing() {
         assert!(counter || *key == info[0], "{key} is left");
         assert!(cli.pttl(key).await != -1, "{key} stays for ever");
     }
-    eventually(secs(15), "counters expire", async || {
+    eventually(secs(30), "counters expire", async || {
         cli.keys_with("redisson_lock_token").await.is_empty()
     })
     .await;
