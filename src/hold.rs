@@ -875,7 +875,7 @@ impl Requester for FinalRelease {
         let at_most = term.end.saturating_duration_since(hold.engine.now());
         let told = match outcome {
             Outcome::Answered(Answered {
-                answer: Answer::Released,
+                answer: Answer::Released { .. },
                 ..
             }) => ReleaseOutcome::Released,
             Outcome::Answered(Answered {

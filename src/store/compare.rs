@@ -65,7 +65,7 @@ fn a_second_copy_of_any_op_changes_nothing() {
                             prop_assert_eq!(&left, &everything(&mut state, now_us));
                             prop_assert_eq!(wake, None);
                             match first {
-                                Answer::Released => {
+                                Answer::Released { .. } => {
                                     prop_assert!(matches!(second, Answer::Gone(_)));
                                 }
                                 Answer::Removed => prop_assert_eq!(second, Answer::Nothing),

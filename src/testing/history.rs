@@ -169,6 +169,8 @@ pub struct Did {
     pub hold: HoldId,
     /// The count it sets.
     pub count: u32,
+    /// For a hand-off: the hold that had it before.
+    pub from: Option<HoldId>,
 }
 
 /// The kinds of ops.
@@ -180,6 +182,8 @@ pub enum Done {
     Release,
     /// `Renew`.
     Renew,
+    /// `HandOff`.
+    HandOff,
     /// `ForceRelease`.
     Force,
 }
@@ -219,13 +223,19 @@ impl Did {
             Verb::Acquire { owner, count, .. } => (Done::Acquire, owner.hold, *count),
             Verb::Release { owner, count, .. } => (Done::Release, owner.hold, *count),
             Verb::Renew { owner, count, .. } => (Done::Renew, owner.hold, *count),
+            Verb::HandOff { to, .. } => (Done::HandOff, to.hold, 1),
             Verb::ForceRelease { owner } => (Done::Force, hold_of(owner), 0),
+        };
+        let from = match &op.verb {
+            Verb::HandOff { from, .. } => Some(from.hold),
+            _ => None,
         };
         Self {
             name: Arc::clone(&op.name),
             verb,
             hold: owner,
             count,
+            from,
         }
     }
 }
@@ -238,7 +248,7 @@ impl From<&Answer> for Answered {
             Answer::Late => Self::Late,
             Answer::Gone(_) => Self::Gone,
             Answer::Held { .. }
-            | Answer::Released
+            | Answer::Released { .. }
             | Answer::StillHeld { .. }
             | Answer::Renewed { .. }
             | Answer::Removed => Self::Done,
@@ -364,7 +374,11 @@ impl fmt::Display for Did {
             verb,
             hold,
             count,
+            from,
         } = self;
+        if let Some(from) = from {
+            return write!(f, "{verb:?}({name}, {} -> {})", Holder(*from), Holder(*hold));
+        }
         write!(f, "{verb:?}({name}, {}, {count})", Holder(*hold))
     }
 }

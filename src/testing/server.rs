@@ -433,19 +433,19 @@ impl Inner {
         ops: &[Op],
     ) -> (Vec<Answer>, u64) {
         let elapsed = self.elapsed();
-        let mut freed = Vec::new();
+        let mut freed: Vec<(usize, Arc<str>)> = Vec::new();
         let mut ran = Vec::new();
         let mut state = self.state.lock();
         let now_us = state.at(elapsed);
-        let answers = ops
-            .iter()
-            .map(|op| {
+        let mut answers: Vec<_> = (0..)
+            .zip(ops)
+            .map(|(at, op)| {
                 let before = self
                     .history
                     .as_ref()
                     .map(|_| owners(&mut state.store, &op.name, now_us));
                 let (answer, wake) = apply(&mut state.store, now_us, deadline_us, op);
-                freed.extend(wake);
+                freed.extend(wake.map(|name| (at, name)));
                 if let Some(before) = before {
                     let after = owners(&mut state.store, &op.name, now_us);
                     let left_ms = state
@@ -470,15 +470,18 @@ impl Inner {
         for ran in ran {
             self.note(What::Ran(ran));
         }
-        for name in freed {
-            self.publish(&name);
+        for (at, name) in freed {
+            let listening = self.publish(&name);
+            if let Answer::Released { heard } = &mut answers[at] {
+                *heard = listening;
+            }
         }
         (answers, now_us)
     }
 
-    /// Tells everybody who listens, as far as the network lets it.
-    fn publish(&self, name: &Arc<str>) {
-        let told: Vec<(Arc<Net>, u64, Duration)> = {
+    /// Tells everybody who listens, as far as the network lets it. How many that are.
+    fn publish(&self, name: &Arc<str>) -> u64 {
+        let (told, listening) = {
             let state = &mut *self.state.lock();
             let first = (Arc::clone(name), 0, 0);
             let listening: Vec<_> = state
@@ -487,7 +490,8 @@ impl Inner {
                 .take_while(|(listened, ..)| listened == name)
                 .map(|(_, net, link)| (*net, *link))
                 .collect();
-            let mut told = Vec::new();
+            let mut told: Vec<(Arc<Net>, u64, Duration)> = Vec::new();
+            let count = listening.len() as u64;
             for (net, link) in listening {
                 let Some(net) = state.nets[net].upgrade() else {
                     continue;
@@ -496,7 +500,7 @@ impl Inner {
                     told.push((net, link, state.chance.within(&state.faults.delay)));
                 }
             }
-            told
+            (told, count)
         };
         for (net, link, delay) in told {
             let (env, name) = (Arc::clone(&self.env), Arc::clone(name));
@@ -510,6 +514,7 @@ impl Inner {
                 net.message(&name, link);
             }));
         }
+        listening
     }
 
     pub(super) fn listen(&self, name: &Arc<str>, net: usize, link: u64) {
