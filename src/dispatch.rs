@@ -176,9 +176,15 @@ impl Job {
         match self.op.verb {
             Verb::Release {
                 owner, count: 0, ..
-            } => Some(owner),
+            }
+            | Verb::HandOff { from: owner, .. } => Some(owner),
             _ => None,
         }
+    }
+
+    /// Sent at least once, however late it comes up.
+    fn must_be_sent(&self) -> bool {
+        matches!(self.op.verb, Verb::Release { count: 0, .. })
     }
 
     fn tell(&mut self, outcome: Outcome) {
@@ -705,8 +711,7 @@ fn take_batch(
             return;
         }
         let Some(job) = queue.pop_front() else { return };
-        // A final release is sent at least once, however late it comes up.
-        let over = now >= job.give_up && job.ends().is_none();
+        let over = now >= job.give_up && !job.must_be_sent();
         if over || !job.wanted() {
             dropped.push(job);
         } else {

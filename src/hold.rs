@@ -414,7 +414,7 @@ impl Hold {
                 self.engine
                     .store
                     .believes(Belief::Left { owner: self.owner });
-                self.post_release(reply);
+                self.engine.queues.pass_on(self, reply);
                 self.engine.grant_ends();
                 Left::Last
             }
@@ -565,25 +565,63 @@ impl Hold {
         self.engine.dispatcher.post(job);
     }
 
-    fn post_release(self: &Arc<Self>, reply: Option<oneshot::Sender<ReleaseOutcome>>) {
+    /// Whether a copy of its acquisition may still run, and make it anew.
+    pub(crate) fn may_come_back(&self) -> bool {
+        self.state.lock().open_until_us.is_some()
+    }
+
+    /// When its lease as confirmed is over by our clock, whatever `max_hold` says.
+    pub(crate) fn term_deadline(&self) -> Instant {
+        self.state.lock().term.deadline
+    }
+
+    /// Releases this hold and, in the same operation, the one it may have been handed on to: a hand-off
+    /// that was sent may have been done, or may yet run until the server's clock passes `open_until_us`.
+    pub(crate) fn release_with(
+        self: &Arc<Self>,
+        to: OwnerId,
+        lease: Duration,
+        open_until_us: Option<u64>,
+        reply: Option<oneshot::Sender<ReleaseOutcome>>,
+    ) {
+        if open_until_us.is_some() {
+            let mut state = self.state.lock();
+            state.open_until_us = state.open_until_us.max(open_until_us);
+            state.asked = state.asked.max(Some(lease));
+        }
+        self.post_release_of(Some(to), reply);
+    }
+
+    pub(crate) fn post_release(self: &Arc<Self>, reply: Option<oneshot::Sender<ReleaseOutcome>>) {
+        self.post_release_of(None, reply);
+    }
+
+    fn post_release_of(
+        self: &Arc<Self>,
+        also: Option<OwnerId>,
+        reply: Option<oneshot::Sender<ReleaseOutcome>>,
+    ) {
         let timeout = self.command_timeout();
-        let (end, open_until_us) = {
+        let (end, open_until_us, asked) = {
             let mut state = self.state.lock();
             if let Some(asked) = state.asked {
                 let unconfirmed = later(self.engine.now(), timeout + asked);
                 state.term.end = state.term.end.max(unconfirmed);
             }
-            (state.term.end, state.open_until_us)
+            (state.term.end, state.open_until_us, state.asked)
         };
         let verb = Verb::Release {
             owner: self.owner,
             count: 0,
-            also: None,
+            also,
         };
         // The server frees it by itself at `end`; a copy still under way can add one lease.
         let give_up = match open_until_us {
             None => end,
-            Some(_) => end.max(later(self.engine.now(), timeout + self.lease)),
+            Some(_) => {
+                let lease = asked.map_or(self.lease, |asked| asked.max(self.lease));
+                end.max(later(self.engine.now(), timeout + lease))
+            }
         };
         let requester = Box::new(FinalRelease {
             hold: Arc::clone(self),
@@ -863,16 +901,45 @@ impl Requester for FinalRelease {
     }
 
     fn done(self: Box<Self>, outcome: Outcome) {
-        let hold = &self.hold;
-        let (term, believed) = {
-            let mut state = hold.state.lock();
-            let believed = state.phase == Phase::Releasing && state.next_level > 0;
-            if state.phase == Phase::Releasing {
-                state.phase = Phase::Ended;
-            }
-            (state.term, believed)
-        };
+        self.hold.release_done(outcome, self.reply);
+    }
+}
+
+impl Hold {
+    /// The next in line has it: for whoever had it, it is released.
+    pub(crate) fn handed_off(&self, reply: Option<oneshot::Sender<ReleaseOutcome>>) {
+        self.end_release();
+        if let Some(reply) = reply {
+            let _ = reply.send(ReleaseOutcome::Released);
+        }
+    }
+
+    /// Ends the release; with the term that was confirmed, and whether somebody had believed in it.
+    fn end_release(&self) -> (Term, bool) {
+        let mut state = self.state.lock();
+        let believed = state.phase == Phase::Releasing && state.next_level > 0;
+        if state.phase == Phase::Releasing {
+            state.phase = Phase::Ended;
+        }
+        (state.term, believed)
+    }
+
+    /// How the release went, or a hand-off that was none.
+    pub(crate) fn release_done(
+        &self,
+        outcome: Outcome,
+        reply: Option<oneshot::Sender<ReleaseOutcome>>,
+    ) {
+        let hold = self;
+        let (term, believed) = self.end_release();
         let at_most = term.end.saturating_duration_since(hold.engine.now());
+        let heard = match outcome {
+            Outcome::Answered(Answered {
+                answer: Answer::Released { heard },
+                ..
+            }) => heard,
+            _ => 0,
+        };
         let told = match outcome {
             Outcome::Answered(Answered {
                 answer: Answer::Released { .. },
@@ -904,9 +971,9 @@ impl Requester for FinalRelease {
             }
         }
         if !seeded(Bug::WakeUpSwallowed) {
-            hold.engine.queues.freed(&hold.name);
+            hold.engine.queues.freed(&hold.name, heard);
         }
-        if let Some(reply) = self.reply {
+        if let Some(reply) = reply {
             let _ = reply.send(told);
         }
     }

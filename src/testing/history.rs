@@ -169,8 +169,8 @@ pub struct Did {
     pub hold: HoldId,
     /// The count it sets.
     pub count: u32,
-    /// For a hand-off: the hold that had it before.
-    pub from: Option<HoldId>,
+    /// The other hold it names: the one that hands it on, or one that is released with it.
+    pub other: Option<HoldId>,
 }
 
 /// The kinds of ops.
@@ -226,8 +226,9 @@ impl Did {
             Verb::HandOff { to, .. } => (Done::HandOff, to.hold, 1),
             Verb::ForceRelease { owner } => (Done::Force, hold_of(owner), 0),
         };
-        let from = match &op.verb {
+        let other = match &op.verb {
             Verb::HandOff { from, .. } => Some(from.hold),
+            Verb::Release { also, .. } => also.map(|also| also.hold),
             _ => None,
         };
         Self {
@@ -235,7 +236,7 @@ impl Did {
             verb,
             hold: owner,
             count,
-            from,
+            other,
         }
     }
 }
@@ -374,10 +375,11 @@ impl fmt::Display for Did {
             verb,
             hold,
             count,
-            from,
+            other,
         } = self;
-        if let Some(from) = from {
-            return write!(f, "{verb:?}({name}, {} -> {})", Holder(*from), Holder(*hold));
+        if let Some(other) = other {
+            let (hold, other) = (Holder(*hold), Holder(*other));
+            return write!(f, "{verb:?}({name}, {hold} and {other}, {count})");
         }
         write!(f, "{verb:?}({name}, {}, {count})", Holder(*hold))
     }

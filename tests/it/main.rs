@@ -17,6 +17,7 @@ mod drops;
 mod events;
 mod exclusion;
 mod grants;
+mod hand_off;
 mod harness;
 mod outage;
 mod reentrancy;

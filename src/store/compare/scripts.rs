@@ -131,7 +131,10 @@ fn without_memory_nothing_is_taken_and_holds_go_on() {
     let renewed = redis.submit(&[op(0, renew(0, 1))]);
     assert!(matches!(renewed[0], Answer::Renewed { remaining_ms: 1.. }));
     assert_eq!(redis.keys(), 2, "the hold and its counter");
-    assert_eq!(redis.submit(&[op(0, release(0, 0))]), [Answer::Released { heard: 0 }]);
+    assert_eq!(
+        redis.submit(&[op(0, release(0, 0))]),
+        [Answer::Released { heard: 0 }]
+    );
 }
 
 #[test]
@@ -181,7 +184,10 @@ fn a_release_needs_no_permission_but_its_own() {
     redis.connection.ask(&["AUTH", "few", ""]).unwrap();
     let renewed = redis.submit(&[op(0, renew(0, 2))]);
     assert!(matches!(renewed[0], Answer::Renewed { .. }), "{renewed:?}");
-    assert_eq!(redis.submit(&[op(0, release(0, 0))]), [Answer::Released { heard: 0 }]);
+    assert_eq!(
+        redis.submit(&[op(0, release(0, 0))]),
+        [Answer::Released { heard: 0 }]
+    );
     let gone = [Answer::Gone(Instead::Free)];
     assert_eq!(redis.submit(&[op(0, release(0, 0))]), gone);
 }

@@ -227,13 +227,11 @@ fn decode_answer(slot: &[Value], verb: &Verb) -> Result<Answer, Malformed> {
             | Verb::Release { .. }
             | Verb::Renew { .. }
             | Verb::HandOff { .. },
-        ) => {
-            Answer::Gone(match integer(a)? {
-                0 => Instead::Free,
-                1 => Instead::Taken,
-                other => return Err(Malformed(format!("{other} instead of a hold"))),
-            })
-        }
+        ) => Answer::Gone(match integer(a)? {
+            0 => Instead::Free,
+            1 => Instead::Taken,
+            other => return Err(Malformed(format!("{other} instead of a hold"))),
+        }),
         (5, Verb::Acquire { count: 2.., .. }) => Answer::Held {
             remaining_ms: unsigned(a)?,
         },

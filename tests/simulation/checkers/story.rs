@@ -283,8 +283,14 @@ impl Reader {
         hold.client = Some(client);
         match did.verb {
             Done::Acquire => hold.asked = Some(at),
+            Done::HandOff => hold.asked = Some(at),
             Done::Release if did.count == 0 => hold.release = Some(at),
             _ => {}
+        }
+        if let Some(other) = did.other {
+            let other = self.holds.entry(other).or_default();
+            other.client = Some(client);
+            other.release = Some(at);
         }
     }
 
@@ -300,8 +306,8 @@ impl Reader {
 
     fn ran(&mut self, index: usize, at: Duration, ran: &Ran) {
         let did = &ran.did;
-        let first =
-            did.verb != Done::Acquire || self.acquired.insert((ran.client, ran.attempt, did.hold));
+        let first = !matches!(did.verb, Done::Acquire | Done::HandOff)
+            || self.acquired.insert((ran.client, ran.attempt, did.hold));
         let Reader { holds, locks, .. } = self;
         if !locks.contains_key(&did.name) {
             locks.insert(Arc::clone(&did.name), Lock::default());

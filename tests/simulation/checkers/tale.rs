@@ -308,6 +308,7 @@ impl Tale {
             verb,
             hold,
             count,
+            other: None,
         }
     }
 
