@@ -81,6 +81,10 @@ impl LockClient {
     ///
     /// Contexts of this client and of its clones exclude each other; nothing else does.
     ///
+    /// This store never fails. To try what a service does when a lock is lost or a server is away,
+    /// or to have several clients, use `LockClientBuilder::simulated` with a `testing::Server` (feature
+    /// `testing`); see [Testing](crate::manual::testing).
+    ///
     /// # Panics
     ///
     /// If called outside a Tokio runtime.
@@ -291,7 +295,8 @@ impl LockClientBuilder {
         self
     }
 
-    /// A simulated server; see [`testing`](crate::testing).
+    /// A simulated server, which has the faults of a real one on demand; see
+    /// [`testing`](crate::testing).
     #[cfg(feature = "testing")]
     pub fn simulated(mut self, server: &crate::testing::Server) -> Self {
         self.source = Source::Simulated(server.clone());

@@ -118,6 +118,12 @@ pub(crate) fn validate_name(name: &str) -> Result<(), Error> {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::RefCell;
+    use std::collections::HashMap;
+
+    use proptest::prelude::*;
+    use proptest::test_runner::{Config, TestRunner};
+
     use super::*;
 
     #[test]
@@ -146,29 +152,18 @@ mod tests {
         assert!(validate_name(&"x".repeat(MAX_NAME_BYTES)).is_ok());
         assert!(validate_name(&"x".repeat(MAX_NAME_BYTES + 1)).is_err());
     }
+
     /// B73: a cluster refuses a script whose keys lie in different slots. Whatever the name, those of
     /// one name share theirs; and no two names share a key.
     #[test]
     fn all_keys_of_any_name_share_one_slot_under_a_prefix() {
-        use std::cell::RefCell;
-        use std::collections::HashMap;
-
-        use proptest::prelude::*;
-        use proptest::test_runner::TestRunner;
-
-        let odd = prop_oneof![
-            "[{}%:a]{1,8}",
-            ".{1,40}",
-            any::<String>().prop_filter("no name", |name| !name.is_empty()),
-            (1_usize..=MAX_NAME_BYTES).prop_map(|bytes| "}".repeat(bytes)),
-            Just("\0".to_owned()),
-            Just("{}".to_owned()),
-            Just("{}x".to_owned()),
-        ];
         let seen: RefCell<HashMap<String, String>> = RefCell::default();
-        let mut runner = TestRunner::default();
+        let mut runner = TestRunner::new(Config {
+            failure_persistence: None,
+            ..Config::default()
+        });
         let scheme = KeyScheme::Prefix("app:v-1".into());
-        let result = runner.run(&odd, |name| {
+        let result = runner.run(&any_name(), |name| {
             validate_name(&name).unwrap();
             let keys = [
                 scheme.hash(&name),
@@ -186,32 +181,55 @@ mod tests {
             prop_assert!(earlier.is_none_or(|earlier| earlier == name));
             Ok(())
         });
-        result.unwrap();
+        result.unwrap_or_else(|failure| panic!("{failure}"));
     }
 
-    /// A lock of this scheme works on a cluster exactly if its keys share a slot. They do if the name
-    /// has no brace, and if it has a tag of its own: its keys begin and end otherwise, but the tag is
-    /// what counts.
+    /// Under Redisson's names they share it exactly if the name has no brace, or a tag of its own:
+    /// then its keys begin and end differently, but the tag is what counts. With any other name a
+    /// lock works on a single server only, and clusters are refused (`store::redis::url`).
     #[test]
-    fn keys_share_one_slot_under_redissons_names_too_when_braces_pair() {
-        use proptest::prelude::*;
-        use proptest::test_runner::{Config, TestRunner};
-
+    fn keys_share_one_slot_under_redissons_names_if_the_name_has_a_tag_or_no_brace() {
         let names = prop_oneof![
-            "[^{}]{1,40}",
-            "[^{}]{0,8}[{][^}]{1,8}[}].{0,8}",
-            "[^{}]{0,4}[{][{]{1,3}[^}]{0,4}[}][{}]{0,4}",
+            3 => any_name(),
+            1 => "[^{}]{1,40}",
+            1 => "[^{}]{0,8}[{][^}]{1,8}[}].{0,8}",
+            1 => "[^{}]{0,4}[{][{]{1,3}[^}]{0,4}[}][{}]{0,4}",
         ];
         let mut runner = TestRunner::new(Config {
             failure_persistence: None,
             ..Config::default()
         });
         let result = runner.run(&names, |name| {
-            let slots = redissons_keys(&name).map(|key| slot(&key));
-            prop_assert!(slots.iter().all(|slot| *slot == slots[0]), "{:?}", slots);
+            let tagged = match name.split_once('{') {
+                None => !name.contains('}'),
+                Some((_, rest)) => rest.find('}').is_some_and(|at| at > 0),
+            };
+            let keys = redissons_keys(&name);
+            let counts = keys.each_ref().map(|key| hashed(key));
+            prop_assert_eq!(counts.iter().all(|part| *part == counts[0]), tagged);
             Ok(())
         });
         result.unwrap_or_else(|failure| panic!("{failure}"));
+    }
+
+    /// Names of all that is odd, of one byte to as many as a name may have.
+    fn any_name() -> impl Strategy<Value = String> {
+        let bytes = prop_oneof![1..=MAX_NAME_BYTES, Just(MAX_NAME_BYTES)];
+        let long = ("[{}%:a\\x00]{1,8}", bytes).prop_map(|(part, bytes)| {
+            let mut name = part.repeat(bytes / part.len() + 1);
+            name.truncate(bytes);
+            name
+        });
+        let odd = [
+            "\0", "a\0b", "{}", "{}x", "}{", "}{x}", "{\0}", "{", "}", "{{}}", "%7B",
+        ];
+        prop_oneof![
+            4 => "[{}%:a\\x00]{1,8}",
+            2 => ".{1,40}",
+            2 => any::<String>().prop_filter("no name", |name| !name.is_empty()),
+            2 => proptest::sample::select(odd.to_vec()).prop_map(str::to_owned),
+            1 => long,
+        ]
     }
 
     /// Java spells the keys of such names in the same way, so we may not spell them better. A cluster
@@ -265,17 +283,21 @@ mod tests {
         [scheme.hash(name), scheme.token(name), scheme.channel(name)]
     }
 
-    /// The slot of a key: CRC16 (XMODEM) of its first tag, or of all of it if that is empty.
+    /// What of a key counts for its slot: its first tag, or all of it if that is empty.
     ///
     /// <https://redis.io/docs/latest/operate/oss_and_stack/reference/cluster-spec/>
-    fn slot(key: &str) -> u16 {
-        let tag = key
-            .split_once('{')
+    fn hashed(key: &str) -> &str {
+        key.split_once('{')
             .and_then(|(_, rest)| rest.split_once('}'))
             .map(|(tag, _)| tag)
-            .filter(|tag| !tag.is_empty());
+            .filter(|tag| !tag.is_empty())
+            .unwrap_or(key)
+    }
+
+    /// The slot of a key: CRC16 (XMODEM) of what counts.
+    fn slot(key: &str) -> u16 {
         let mut crc = 0_u16;
-        for byte in tag.unwrap_or(key).bytes() {
+        for byte in hashed(key).bytes() {
             crc ^= u16::from(byte) << 8;
             for _ in 0..8 {
                 let carry = crc & 0x8000 != 0;

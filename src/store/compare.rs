@@ -2,8 +2,12 @@
 //! every answer and in everything they leave behind.
 //!
 //! Random sequences run with the time as an argument, and waiting is done by shortening what is
-//! left of every key, so that minutes pass in microseconds. Needs `redis-server` on the path, or
-//! another server named by `LEASEHOLD_REDIS_SERVER`.
+//! left of every key, so that minutes pass in microseconds. Calls are single ops and batches, some
+//! with each op twice; calls of before run again, as a copy by the network (with the deadline they
+//! were sent with, mostly long past) or as another attempt.
+//!
+//! Needs `redis-server` on the path, or another server named by `LEASEHOLD_REDIS_SERVER`.
+//! `scripts/soak` runs this on every server that `scripts/servers` knows.
 
 mod scripts;
 mod server;
@@ -11,6 +15,7 @@ mod steps;
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::fmt;
 use std::sync::Arc;
 
 use proptest::prelude::*;
@@ -18,28 +23,34 @@ use proptest::test_runner::{Config, TestRunner};
 
 use super::memory::{self, State};
 use super::{Answer, Op};
-use server::{Redis, Server};
+use server::{Listener, Redis, Server};
 use steps::{Step, any_step};
 
 #[test]
 fn lua_does_what_the_model_does() {
     let server = Server::start();
-    let redis = RefCell::new(Redis::with_time_as_argument(server.connect()));
+    let redis = Redis::with_time_as_argument(server.connect());
+    let told = Listener::start(server.connect());
+    let connections = RefCell::new((redis, told));
+    let counts = RefCell::new(Counts::default());
     let mut runner = TestRunner::new(Config {
         failure_persistence: None,
-        ..Config::with_cases(CASES)
+        ..Config::with_cases(cases())
     });
     runner
         .run(&prop::collection::vec(any_step(), 1..25), |steps| {
-            let mut redis = redis.borrow_mut();
+            let (redis, told) = &mut *connections.borrow_mut();
             redis.connection.ask(&["FLUSHALL"]).unwrap();
-            let mut both = Both::new(&mut redis);
+            let mut both = Both::new(redis, told);
             for step in &steps {
                 both.run(step)?;
             }
+            counts.borrow_mut().add(&both.counts);
             Ok(())
         })
         .unwrap_or_else(|failure| panic!("{failure}"));
+    let (redis, _) = &mut *connections.borrow_mut();
+    println!("{}: {}", redis.connection.version(), counts.borrow());
 }
 
 /// A copy that arrives in the same moment finds its work done. (`lua_does_what_the_model_does`
@@ -48,7 +59,7 @@ fn lua_does_what_the_model_does() {
 fn a_second_copy_of_any_op_changes_nothing() {
     let mut runner = TestRunner::new(Config {
         failure_persistence: None,
-        ..Config::with_cases(CASES)
+        ..Config::with_cases(cases())
     });
     runner
         .run(&prop::collection::vec(any_step(), 1..25), |steps| {
@@ -86,20 +97,28 @@ fn a_second_copy_of_any_op_changes_nothing() {
 /// The model and the server, side by side.
 struct Both<'a> {
     redis: &'a mut Redis,
+    told: &'a mut Listener,
     state: State,
     now_us: u64,
-    before: Option<Vec<Op>>,
+    /// The calls so far, with their deadlines.
+    before: Vec<(Vec<Op>, u64)>,
     attempt: u64,
+    counts: Counts,
 }
 
 impl<'a> Both<'a> {
-    fn new(redis: &'a mut Redis) -> Self {
+    fn new(redis: &'a mut Redis, told: &'a mut Listener) -> Self {
         Self {
             redis,
+            told,
             state: State::default(),
             now_us: EPOCH_US,
-            before: None,
+            before: Vec::new(),
             attempt: 0,
+            counts: Counts {
+                sequences: 1,
+                ..Counts::default()
+            },
         }
     }
 
@@ -107,12 +126,15 @@ impl<'a> Both<'a> {
         match step {
             Step::Call { ops, ends_in_us } => {
                 let deadline_us = deadline(self.now_us, *ends_in_us);
-                self.before = Some(ops.clone());
+                self.before.push((ops.clone(), deadline_us));
                 self.call(deadline_us, ops)?;
             }
-            Step::Again { ends_in_us } => {
-                if let Some(ops) = self.before.clone() {
-                    self.call(deadline(self.now_us, *ends_in_us), &ops)?;
+            Step::Again { back, ends_in_us } => {
+                let place = self.before.len().checked_sub(1 + back);
+                if let Some((ops, sent_with)) = place.map(|place| self.before[place].clone()) {
+                    let deadline_us = ends_in_us.map(|ends| deadline(self.now_us, ends));
+                    self.counts.again += 1;
+                    self.call(deadline_us.unwrap_or(sent_with), &ops)?;
                 }
             }
             Step::Wait { ms } => self.wait(*ms),
@@ -144,8 +166,10 @@ impl<'a> Both<'a> {
             .call(self.attempt, deadline_us, Some(self.now_us), ops);
         prop_assert_eq!(decoded.attempt, self.attempt);
         prop_assert_eq!(decoded.server_now_us, self.now_us);
+        let mut woken = Vec::new();
         for (op, lua) in ops.iter().zip(decoded.answers) {
-            let (model, _) = memory::apply(&mut self.state, self.now_us, deadline_us, op);
+            let (model, wake) = memory::apply(&mut self.state, self.now_us, deadline_us, op);
+            woken.extend(wake);
             let ((model, model_left), (lua, lua_left)) = (without_left(model), without_left(lua));
             prop_assert_eq!(model, lua, "{:?}", op);
             prop_assert!(
@@ -155,6 +179,16 @@ impl<'a> Both<'a> {
                 lua_left,
                 op
             );
+        }
+        let told = self.told.since_then(&mut self.redis.connection);
+        prop_assert_eq!(&woken, &told);
+        let counts = &mut self.counts;
+        counts.calls += 1;
+        counts.batches += u64::from(ops.len() > 1);
+        counts.ops += ops.len() as u64;
+        counts.messages += told.len() as u64;
+        if deadline_us < self.now_us {
+            counts.late += ops.len() as u64;
         }
         Ok(())
     }
@@ -174,6 +208,49 @@ impl<'a> Both<'a> {
         }
         self.now_us += ms * 1000;
         self.redis.shorten(ms);
+    }
+}
+
+/// What was compared, for the record.
+#[derive(Debug, Default)]
+struct Counts {
+    sequences: u64,
+    calls: u64,
+    batches: u64,
+    again: u64,
+    ops: u64,
+    late: u64,
+    messages: u64,
+}
+
+impl Counts {
+    fn add(&mut self, more: &Self) {
+        self.sequences += more.sequences;
+        self.calls += more.calls;
+        self.batches += more.batches;
+        self.again += more.again;
+        self.ops += more.ops;
+        self.late += more.late;
+        self.messages += more.messages;
+    }
+}
+
+impl fmt::Display for Counts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            sequences,
+            calls,
+            batches,
+            again,
+            ops,
+            late,
+            messages,
+        } = self;
+        write!(
+            f,
+            "{sequences} sequences, {calls} calls ({batches} of several ops, {again} run again), \
+             {ops} ops ({late} late), {messages} messages"
+        )
     }
 }
 
@@ -242,7 +319,15 @@ fn deadline(now_us: u64, ends_in_us: i64) -> u64 {
     now_us.checked_add_signed(ends_in_us).unwrap()
 }
 
-const CASES: u32 = 1500;
+/// How many sequences: as many again and again in the long form.
+fn cases() -> u32 {
+    if std::env::var("LEASEHOLD_LONG").is_ok_and(|value| value == "1") {
+        20_000
+    } else {
+        1500
+    }
+}
+
 const NAMES: usize = 3;
 const EPOCH_US: u64 = 1_700_000_000_000_000;
 

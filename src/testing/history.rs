@@ -41,7 +41,7 @@ pub enum What {
         name: Arc<str>,
         /// Who held it.
         owners: Owners,
-        /// Its time had come.
+        /// Its lease was over, by the server's clock; recorded when the server was next touched.
         expired: bool,
     },
     /// A client sent a call.

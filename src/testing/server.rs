@@ -264,7 +264,7 @@ impl Server {
     pub fn persist(&self, name: &str) {
         self.inner.fault(|| format!("{name} made persistent"));
         let name = Arc::from(name);
-        let now_us = self.inner.clock();
+        let now_us = self.inner.expire();
         let mut state = self.inner.state.lock();
         let value = state.store.key(&name, now_us).map(|key| key.value.clone());
         if let Some(value) = value {
@@ -274,7 +274,7 @@ impl Server {
 
     /// Removes the lock if it has no expiry, as an operator would who finds one that nobody renews.
     pub fn delete_if_persistent(&self, name: &str) {
-        let now_us = self.inner.clock();
+        let now_us = self.inner.expire();
         let forever = {
             let mut state = self.inner.state.lock();
             let key = state.store.key(&Arc::from(name), now_us);
@@ -328,6 +328,23 @@ impl Inner {
         let elapsed = self.elapsed();
         let state = self.state.lock();
         state.at(elapsed)
+    }
+
+    /// Forgets the locks whose lease is over, and records that. What the clock shows.
+    ///
+    /// A lease ends without anybody's doing, so the server finds out when it is next touched.
+    fn expire(&self) -> u64 {
+        let elapsed = self.elapsed();
+        let mut state = self.state.lock();
+        let now_us = state.at(elapsed);
+        if self.history.is_some() {
+            let expired = state.expired(now_us);
+            drop(state);
+            for what in expired {
+                self.note(what);
+            }
+        }
+        now_us
     }
 
     pub(super) fn elapsed(&self) -> Duration {
@@ -437,6 +454,10 @@ impl Inner {
         let mut ran = Vec::new();
         let mut state = self.state.lock();
         let now_us = state.at(elapsed);
+        let expired = match &self.history {
+            Some(_) => state.expired(now_us),
+            None => Vec::new(),
+        };
         let mut answers: Vec<_> = (0..)
             .zip(ops)
             .map(|(at, op)| {
@@ -467,6 +488,9 @@ impl Inner {
             })
             .collect();
         drop(state);
+        for what in expired {
+            self.note(what);
+        }
         for ran in ran {
             self.note(What::Ran(ran));
         }
@@ -523,12 +547,12 @@ impl Inner {
     }
 
     fn owners(&self, name: &Arc<str>) -> Owners {
-        let now_us = self.clock();
+        let now_us = self.expire();
         owners(&mut self.state.lock().store, name, now_us)
     }
 
     pub(super) fn look(&self, name: &Arc<str>) -> Result<Snapshot, Refusal> {
-        let now_us = self.clock();
+        let now_us = self.expire();
         let state = &mut *self.state.lock();
         let mut snapshot = state.store.look(name, now_us)?;
         let holder = snapshot.holding_client();
@@ -556,6 +580,18 @@ impl Inside {
             + self.step_us;
         EPOCH_US.saturating_add_signed(shown)
     }
+
+    /// Forgets the locks whose lease is over: a record of each.
+    fn expired(&mut self, now_us: u64) -> Vec<What> {
+        let expired = self.store.take_expired(now_us).into_iter();
+        expired
+            .map(|(name, key)| What::Vanished {
+                name,
+                owners: owners_of(&key),
+                expired: true,
+            })
+            .collect()
+    }
 }
 
 fn one_way_of(chance: &mut Chance, faults: &Faults) -> Duration {
@@ -563,14 +599,90 @@ fn one_way_of(chance: &mut Chance, faults: &Faults) -> Duration {
 }
 
 fn owners(store: &mut State, name: &Arc<str>, now_us: u64) -> Owners {
-    match store.key(name, now_us) {
-        Some(Key {
-            value: Value::Hash(fields),
-            ..
-        }) => fields
+    store.key(name, now_us).map(owners_of).unwrap_or_default()
+}
+
+fn owners_of(key: &Key) -> Owners {
+    match &key.value {
+        Value::Hash(fields) => fields
             .iter()
             .map(|(owner, count)| -> (HoldId, u32) { (hold_of(owner), count.parse().unwrap_or(0)) })
             .collect(),
-        _ => Vec::new(),
+        Value::Other => Vec::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{Record, Simulation};
+    use crate::{Error, LockClient};
+
+    async fn client(server: &Server) -> LockClient {
+        let builder = LockClient::builder().simulated(server);
+        builder.build().await.unwrap()
+    }
+
+    fn put(server: &Server, name: &str, value: Value) {
+        let store = &mut server.inner.state.lock().store;
+        store.put(&Arc::from(name), value, None);
+    }
+
+    /// As a real server answers WRONGTYPE, to a look as to an acquisition.
+    #[tokio::test(start_paused = true)]
+    async fn a_key_of_another_type_is_a_conflict_to_who_looks() {
+        let server = Server::new();
+        let client = client(&server).await;
+        put(&server, "job", Value::Other);
+        let seen = client.inspect("job").await;
+        assert!(matches!(seen, Err(Error::Conflict { .. })), "{seen:?}");
+        let forced = client.force_release("job").await;
+        assert!(matches!(forced, Err(Error::Conflict { .. })), "{forced:?}");
+        let taken = client.lock("job").try_acquire().await;
+        assert!(matches!(taken, Err(Error::Conflict { .. })), "{taken:?}");
+        assert_eq!(server.owners("job"), []);
+        server.delete("job");
+        assert_eq!(client.inspect("job").await.unwrap().holder, None);
+    }
+
+    /// Whatever touches the server first, an op or a look, and once.
+    #[test]
+    fn a_lease_that_ends_is_recorded_before_what_finds_it_over() {
+        let mut simulation = Simulation::new(1, 0);
+        let server = simulation.server().clone();
+        let process = simulation.process(Duration::ZERO, 0);
+        let client = process.client(LockClient::builder()).unwrap();
+        let over = What::Vanished {
+            name: Arc::from("job"),
+            owners: vec![(1, 1)],
+            expired: true,
+        };
+
+        server.overwrite("job", Duration::from_millis(50));
+        simulation.run_until(Duration::from_millis(100));
+        simulation.history().take();
+        assert_eq!(server.owners("job"), []);
+        assert_eq!(server.owners("job"), []);
+        let told = simulation.history().take();
+        assert_eq!(told.iter().map(|it| &it.what).collect::<Vec<_>>(), [&over]);
+
+        server.overwrite("job", Duration::from_millis(50));
+        server.delete("job");
+        simulation.run_until(Duration::from_millis(200));
+        assert_eq!(server.owners("job"), []);
+        let told = simulation.history().take();
+        assert!(!told.iter().any(|it| it.what == over), "{told:?}");
+
+        server.overwrite("job", Duration::from_millis(50));
+        simulation.run_until(Duration::from_millis(300));
+        process.spawn(async move {
+            let taken = client.lock("job").try_acquire().await;
+            assert!(taken.unwrap().is_some());
+        });
+        simulation.run_until(Duration::from_millis(400));
+        let told = simulation.history().take();
+        let ran = |it: &Record| matches!(it.what, What::Ran(_));
+        let first = told.iter().position(ran).unwrap();
+        assert_eq!(told[first - 1].what, over);
     }
 }

@@ -1,10 +1,23 @@
 //! What the crate tells a log: the events of this thread, one line each.
 
 use std::io;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, LazyLock, Mutex};
 
-use tracing::subscriber::DefaultGuard;
+use tracing::subscriber::{DefaultGuard, NoSubscriber};
+use tracing::{Dispatch, Subscriber};
 use tracing_subscriber::fmt::MakeWriter;
+
+/// Gives the events of this thread to `subscriber`, until the guard is dropped.
+///
+/// When an event is told for the first time in a process, `tracing` asks who wants it, and remembers
+/// the answer. While it knows of one subscriber only, it asks the thread that tells the event: if that
+/// is the thread of another test, which records nothing, the event is off for everybody. So
+/// there is a second subscriber at all times, and all are asked.
+pub fn record_this_thread(subscriber: impl Subscriber + Send + Sync + 'static) -> DefaultGuard {
+    static SECOND: LazyLock<Dispatch> = LazyLock::new(|| Dispatch::new(NoSubscriber::default()));
+    LazyLock::force(&SECOND);
+    tracing::subscriber::set_default(subscriber)
+}
 
 /// Records the events of the thread it was started on, until it is dropped. On a current-thread
 /// runtime that is all of them.
@@ -27,7 +40,7 @@ impl Log {
             .finish();
         Self {
             lines,
-            _recording: tracing::subscriber::set_default(subscriber),
+            _recording: record_this_thread(subscriber),
         }
     }
 

@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 
 pub use cli::{Cli, Monitor};
 pub use faults::{Act, Fault, Proxy, Then, bytes, command};
-pub use log::Log;
+pub use log::{Log, record_this_thread};
 pub use process::{Worker, WorkerSide};
 pub use resp::Reply;
 pub use ruler::Ruler;

@@ -61,7 +61,7 @@ impl Log {
     fn listen() -> (Self, tracing::subscriber::DefaultGuard) {
         let log = Self::default();
         let subscriber = tracing_subscriber::registry().with(log.clone());
-        (log, tracing::subscriber::set_default(subscriber))
+        (log, record_this_thread(subscriber))
     }
 
     fn all(&self) -> Vec<Told> {

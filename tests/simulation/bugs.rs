@@ -53,9 +53,9 @@ fn each_bug_is_found() {
 }
 
 /// The mistake of that name.
-pub fn named(name: &str) -> Option<Bug> {
+pub fn named(name: &str) -> Bug {
     let named = BUGS.iter().find(|(bug, _)| format!("{bug:?}") == name);
-    named.map(|(bug, _)| *bug)
+    named.map_or_else(|| panic!("src/bug.rs has no `{name}`"), |(bug, _)| *bug)
 }
 
 /// The first of these seeds in which some judge objects, and who does.

@@ -14,10 +14,11 @@ mod run;
 mod shrink;
 
 use std::collections::BTreeSet;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use leasehold::testing::Simulation;
-use plan::Plan;
+use plan::{KINDS, Plan};
 use run::{Outcome, run};
 
 /// Five thousand schedules, or as many as `LEASEHOLD_SEEDS` says.
@@ -46,9 +47,8 @@ fn replay() {
     let Some(seed) = number("LEASEHOLD_SEED") else {
         return;
     };
-    Simulation::seed_bug(bugs::named(
-        &std::env::var("LEASEHOLD_BUG").unwrap_or_default(),
-    ));
+    let bug = std::env::var("LEASEHOLD_BUG").ok();
+    Simulation::seed_bug(bug.map(|name| bugs::named(&name)));
     let plan = Plan::of(seed, &off());
     let outcome = run(&plan);
     println!("{plan}");
@@ -56,6 +56,19 @@ fn replay() {
         println!("{place:>4} {record}");
     }
     judge(&plan, &outcome);
+}
+
+/// Some seed has it, so what is done against it is tried; and docs/testing.md names it.
+#[test]
+fn each_kind_of_fault_happens() {
+    let plans = (0..2_000).map(|seed| Plan::of(seed, &BTreeSet::new()));
+    let happen: BTreeSet<_> = plans.flat_map(|plan| plan.kinds()).collect();
+    assert_eq!(happen, BTreeSet::from(KINDS));
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/testing.md");
+    let documented = std::fs::read_to_string(path).unwrap();
+    for kind in KINDS {
+        assert!(documented.contains(&format!("`{kind}`")), "{kind}");
+    }
 }
 
 /// One seed, one history.
@@ -108,7 +121,7 @@ fn judge(plan: &Plan, outcome: &Outcome) {
     }
     panic!(
         "seed {} breaks `{checker}`; faults used: {:?}. Again, in full:\n  \
-         LEASEHOLD_SEED={} cargo test --features testing --test simulation replay -- --nocapture",
+         LEASEHOLD_SEED={} cargo test --features testing --test simulation -- --exact replay --nocapture",
         plan.seed,
         plan.kinds(),
         plan.seed
@@ -118,12 +131,15 @@ fn judge(plan: &Plan, outcome: &Outcome) {
 /// Kinds of faults to leave out: `LEASEHOLD_OFF=doubled,freeze`.
 fn off() -> BTreeSet<String> {
     let off = std::env::var("LEASEHOLD_OFF").unwrap_or_default();
-    off.split(',')
-        .filter(|kind| !kind.is_empty())
-        .map(str::to_owned)
-        .collect()
+    let off: BTreeSet<_> = off.split(',').filter(|kind| !kind.is_empty()).collect();
+    for kind in &off {
+        assert!(KINDS.contains(kind), "`{kind}` is none of {KINDS:?}");
+    }
+    off.into_iter().map(str::to_owned).collect()
 }
 
 fn number(variable: &str) -> Option<u64> {
-    std::env::var(variable).ok()?.parse().ok()
+    let value = std::env::var(variable).ok()?;
+    let number = value.parse();
+    Some(number.unwrap_or_else(|_| panic!("{variable}={value} is no number")))
 }

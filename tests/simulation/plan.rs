@@ -161,6 +161,31 @@ impl Fault {
     }
 }
 
+/// All kinds of faults.
+pub const KINDS: [&str; 21] = [
+    "black-hole",
+    "clock-step",
+    "close",
+    "delete",
+    "delete-counter",
+    "disconnect",
+    "doubled",
+    "failover",
+    "freeze",
+    "kill",
+    "lost-message",
+    "lost-reply",
+    "lost-request",
+    "memory-loss",
+    "overwrite",
+    "pause",
+    "persist",
+    "put-off",
+    "reset",
+    "restart",
+    "stray",
+];
+
 /// The name of a lock.
 pub fn name_of(name: usize) -> Arc<str> {
     Arc::from(["job", "order:7", "{tag}x"][name])

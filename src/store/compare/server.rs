@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::Arc;
 
 use fred::types::Value;
 use tempfile::TempDir;
@@ -116,6 +117,40 @@ impl Redis {
     }
 }
 
+/// Hears the messages of all names.
+pub(super) struct Listener {
+    connection: Connection,
+}
+
+impl Listener {
+    pub(super) fn start(mut connection: Connection) -> Self {
+        let mut channels = vec![END.to_owned()];
+        channels.extend((0..NAMES).map(|name| KeyScheme::Redisson.channel(&name_of(name))));
+        for channel in &channels {
+            connection.ask(&["SUBSCRIBE", channel]).unwrap();
+        }
+        Self { connection }
+    }
+
+    /// The names told of since this was asked last, in order. A message of our own, sent by the
+    /// connection that ran the scripts, comes after theirs.
+    pub(super) fn since_then(&mut self, sender: &mut Connection) -> Vec<Arc<str>> {
+        sender.ask(&["PUBLISH", END, ""]).unwrap();
+        let mut told = Vec::new();
+        loop {
+            let Ok(Value::Array(message)) = self.connection.read() else {
+                panic!("no message");
+            };
+            let channel = text(&message[1]);
+            if channel == END {
+                return told;
+            }
+            let named = |name: &Arc<str>| KeyScheme::Redisson.channel(name) == channel;
+            told.extend((0..NAMES).map(name_of).find(named));
+        }
+    }
+}
+
 /// A server of our own, ended when dropped.
 pub(super) struct Server {
     process: Child,
@@ -194,6 +229,20 @@ impl Connection {
         self.read()
     }
 
+    /// What the server says it is.
+    pub(super) fn version(&mut self) -> String {
+        let info = text(self.ask(&["INFO", "server"]).unwrap());
+        let field = |name: &str| {
+            let line = info.lines().find_map(|line| line.strip_prefix(name));
+            line.map(str::to_owned)
+        };
+        match (field("valkey_version:"), field("redis_version:")) {
+            (Some(version), _) => format!("Valkey {version}"),
+            (None, Some(version)) => format!("Redis {version}"),
+            (None, None) => "an unknown server".to_owned(),
+        }
+    }
+
     /// By hash, and by text if the server does not know it.
     pub(super) fn eval(
         &mut self,
@@ -263,6 +312,9 @@ fn ttl(value: &Value) -> Option<u64> {
 pub(super) fn text(value: impl Borrow<Value>) -> String {
     value.borrow().as_string().unwrap()
 }
+
+/// A channel of the tests' own.
+const END: &str = "end";
 
 /// For each lock and counter: fields (1: another type, 0: none), PTTL, text (0: none), PTTL.
 const DUMP: &str = r"

@@ -15,8 +15,12 @@ use crate::store::{Op, OwnerId, TokenRule, Verb};
 pub(super) enum Step {
     /// One call, and when its deadline is, seen from its arrival.
     Call { ops: Vec<Op>, ends_in_us: i64 },
-    /// The call before it once more.
-    Again { ends_in_us: i64 },
+    /// An earlier call once more, so many back: as a copy with the deadline it had (`None`), or as
+    /// another attempt.
+    Again {
+        back: usize,
+        ends_in_us: Option<i64>,
+    },
     /// Time goes by.
     Wait { ms: u64 },
     /// Somebody else writes.
@@ -42,24 +46,31 @@ pub(super) enum Foreign {
 pub(super) fn any_step() -> impl Strategy<Value = Step> {
     prop_oneof![
         12 => (any_ops(), ends()).prop_map(|(ops, ends_in_us)| Step::Call { ops, ends_in_us }),
-        2 => ends().prop_map(|ends_in_us| Step::Again { ends_in_us }),
+        3 => (0..6_usize, prop::option::of(ends()))
+            .prop_map(|(back, ends_in_us)| Step::Again { back, ends_in_us }),
         2 => (1..400_000_u64).prop_map(|ms| Step::Wait { ms }),
         2 => (0..NAMES, any_foreign()).prop_map(|(name, what)| Step::Foreign { name, what }),
     ]
 }
 
-/// Deadlines: mostly ahead, some just reached, some just past.
+/// Deadlines: mostly ahead, some just reached, some just past, some long past.
 fn ends() -> impl Strategy<Value = i64> {
-    prop_oneof![8 => Just(1_000_000), 1 => Just(0), 1 => Just(-1)]
+    prop_oneof![8 => Just(1_000_000), 1 => Just(0), 1 => Just(-1), 1 => Just(-60_000_000)]
 }
 
-/// One to four ops of one verb.
+/// Ops of one verb: one to four, sometimes as many as the dispatcher sends in one call; sometimes
+/// each of them twice.
 fn any_ops() -> impl Strategy<Value = Vec<Op>> {
     let list = |verb: BoxedStrategy<Verb>| {
-        prop::collection::vec(
-            (0..NAMES, verb).prop_map(|(name, verb)| op(name, verb)),
-            1..5,
-        )
+        let op = (0..NAMES, verb).prop_map(|(name, verb)| op(name, verb));
+        let few = prop::collection::vec(op.clone(), 1..5);
+        let ops = prop_oneof![12 => few, 1 => prop::collection::vec(op, 5..33)];
+        (ops, prop::bool::weighted(0.1)).prop_map(|(ops, twice)| {
+            let copies = if twice { 2 } else { 1 };
+            let each = ops.into_iter();
+            each.flat_map(|op| std::iter::repeat_n(op, copies))
+                .collect()
+        })
     };
     let counts = || prop_oneof![4 => Just(1_u32), 2 => 2..5_u32];
     let leases = || select(vec![60_000_u64, 120_000, 300_000]);

@@ -480,6 +480,23 @@ impl State {
         }
     }
 
+    /// Forgets all that ended before `now_us`, and returns the keys among it.
+    #[cfg(feature = "testing")]
+    pub(crate) fn take_expired(&mut self, now_us: u64) -> Vec<(Arc<str>, Key)> {
+        let mut expired = Vec::new();
+        while let Some((at, kind, name)) = self.expiries.first().cloned() {
+            if at >= now_us / 1000 {
+                break;
+            }
+            self.expiries.pop_first();
+            match kind {
+                Kind::Key => expired.extend(self.keys.remove(&name).map(|key| (name, key))),
+                Kind::Counter => drop(self.counters.remove(&name)),
+            }
+        }
+        expired
+    }
+
     fn forget_if_expired(&mut self, name: &Arc<str>, now_ms: u64) {
         let past = |expires_ms: Option<u64>| expires_ms.is_some_and(|at| at < now_ms);
         if self.keys.get(name).is_some_and(|key| past(key.expires_ms)) {

@@ -190,8 +190,13 @@ impl fmt::Display for Violation {
         let ms = self.at.as_micros();
         let Self { checker, what, .. } = self;
         write!(f, "{checker}: {what} ({}.{:03} ms", ms / 1000, ms % 1000)?;
-        for index in &self.records {
-            write!(f, ", #{index}")?;
+        for (nth, index) in self.records.iter().enumerate() {
+            let before = match nth {
+                0 if self.records.len() == 1 => ", line",
+                0 => ", lines",
+                _ => ",",
+            };
+            write!(f, "{before} {index}")?;
         }
         f.write_str(")")
     }
@@ -303,7 +308,7 @@ mod tests {
             .lost(1, LossReason::DeadlinePassed)
             .sent(0, Done::Release, 1, 0)
             .at(1001)
-            .ended()
+            .vanished(true)
             .granted(1, 2)
             .unchanged(0, Done::Release, 1, 0, Answered::Gone)
             .late()

@@ -2,7 +2,7 @@
 //! denies.
 //!
 //! Also what else an op may never do: create when it renews, do anything but remove past its
-//! deadline, shorten a lease somebody may believe in.
+//! deadline, shorten a lease somebody may believe in; and a lease does not end before its time.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,8 +20,12 @@ pub fn check(story: &Story<'_>, conditions: &Conditions) -> Vec<Violation> {
     for (index, at, what) in story.iter() {
         let ran = match what {
             What::Ran(ran) => ran,
-            What::Vanished { name, .. } => {
-                leases.remove(name);
+            What::Vanished { name, expired, .. } => {
+                let before = leases.remove(name).filter(|_| *expired && comparable);
+                if let Some(before) = before.filter(|before| before.shortened(at, 0)) {
+                    let what = format!("the lease on {name} is over too early");
+                    verdict.broken(&[before.index, index], what);
+                }
                 continue;
             }
             _ => continue,
@@ -224,6 +228,20 @@ mod tests {
         assert_eq!(shortened(ms(500)), ["owners"]);
         assert_eq!(shortened(ms(900)), [""; 0]);
         assert_eq!(shortened(ms(1000)), [""; 0]);
+    }
+
+    #[test]
+    fn a_lease_that_is_over_too_early_is_caught() {
+        let ends_at = |then| {
+            let tale = Tale::new().granted(0, 1).claimed(0, 1, 990).at(then);
+            tale.vanished(true).caught_under(|conditions| {
+                rough(conditions);
+                // Its holder is not told: that is not judged here.
+                conditions.frozen = vec![(0, ms(0), Duration::MAX)];
+            })
+        };
+        assert!(ends_at(500).contains(&"owners"));
+        assert!(!ends_at(1000).contains(&"owners"));
     }
 
     #[test]

@@ -240,7 +240,7 @@ impl Tale {
         self.push(What::Left { hold })
     }
 
-    /// The key goes without an op.
+    /// The key goes without an op: its lease is over, or somebody took it.
     pub fn vanished(mut self, expired: bool) -> Self {
         let (name, owners) = (Arc::clone(&self.name), self.lock().owners);
         self.locks.remove(&self.name);
@@ -249,12 +249,6 @@ impl Tale {
             owners,
             expired,
         })
-    }
-
-    /// The lease of the key ends, of which there is no record.
-    pub fn ended(mut self) -> Self {
-        self.locks.remove(&self.name);
-        self
     }
 
     pub fn joined(self, client: usize, place: u64) -> Self {
