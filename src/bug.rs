@@ -52,6 +52,16 @@ pub enum Bug {
     LateGrantCounts,
     /// A renewal shortens a lease that was longer.
     RenewalShortens,
+    /// A hand-off that comes to an empty line is forgotten.
+    HandOffStranded,
+    /// A hand-off keeps the token of the hold before.
+    HandOffKeepsToken,
+    /// A hand-off takes the lock whether or not the old hold is there.
+    HandOffCreates,
+    /// One op of a call that is refused spoils those after it.
+    BatchSpoilt,
+    /// The waiters of one client pass a lock on among themselves for ever.
+    EndlessChain,
 }
 
 #[cfg(feature = "testing")]

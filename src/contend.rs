@@ -567,6 +567,9 @@ impl Line {
         let Some((token, remaining_ms, answered)) = granted else {
             return;
         };
+        if seeded(Bug::HandOffStranded) && self.is_empty() {
+            return;
+        }
         let (engine, name) = (&self.engine, &self.name);
         let hold = Hold::granted(engine, name, to, lease, token, remaining_ms, answered);
         self.pass_on(&hold);
@@ -1227,7 +1230,8 @@ impl LineState {
             length: 0,
         });
         chain.length += 1;
-        chain.length <= CHAIN_LENGTH && now < later(chain.began, CHAIN_TIME)
+        let on = chain.length <= CHAIN_LENGTH && now < later(chain.began, CHAIN_TIME);
+        on || seeded(Bug::EndlessChain)
     }
 }
 

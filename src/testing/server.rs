@@ -13,6 +13,7 @@ use uuid::Uuid;
 use super::chance::Chance;
 use super::history::{Answered, Did, History, HoldId, Note, Owners, Ran, What, hold_of};
 use super::net::{Net, NetStore};
+use crate::bug::{Bug, seeded};
 use crate::config::Config;
 use crate::env::{RealEnv, SharedEnv, later};
 use crate::store::clock::micros;
@@ -458,6 +459,7 @@ impl Inner {
             Some(_) => state.expired(now_us),
             None => Vec::new(),
         };
+        let mut spoilt = None;
         let mut answers: Vec<_> = (0..)
             .zip(ops)
             .map(|(at, op)| {
@@ -465,7 +467,15 @@ impl Inner {
                     .history
                     .as_ref()
                     .map(|_| owners(&mut state.store, &op.name, now_us));
-                let (answer, wake) = apply(&mut state.store, now_us, deadline_us, op);
+                let (answer, wake) = match &spoilt {
+                    Some(refusal) => (Answer::Refused(Refusal::clone(refusal)), None),
+                    None => apply(&mut state.store, now_us, deadline_us, op),
+                };
+                if let Answer::Refused(refusal) = &answer
+                    && seeded(Bug::BatchSpoilt)
+                {
+                    spoilt = Some(refusal.clone());
+                }
                 freed.extend(wake.map(|name| (at, name)));
                 if let Some(before) = before {
                     let after = owners(&mut state.store, &op.name, now_us);

@@ -218,13 +218,20 @@ fn hand_off(
     if state.holds(name, &to) {
         return already_granted(state, now, name, lease_ms, rule);
     }
-    if !state.holds(name, &from) {
+    let blindly = seeded(Bug::HandOffCreates);
+    if !state.holds(name, &from) && !blindly {
         return Ok(state.gone(name));
     }
-    if now.late {
+    if now.late && !blindly {
         return Ok(Answer::Late);
     }
-    let token = next_token(state, now, name, lease_ms, rule)?;
+    let token = match last_token(state, name)? {
+        Some(last) if seeded(Bug::HandOffKeepsToken) => last,
+        _ => next_token(state, now, name, lease_ms, rule)?,
+    };
+    if blindly {
+        state.recreate(name, now, to, lease_ms);
+    }
     state.set_count(name, &to, 1);
     state.remove(name, &from.to_string());
     state.set_expiry(name, now.after(lease_ms));
