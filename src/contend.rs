@@ -177,6 +177,7 @@ struct Line {
     kick: Notify,
 }
 
+#[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
 struct LineState {
     waiters: BTreeMap<u64, Arc<Waiter>>,
     next: u64,
@@ -1354,7 +1355,7 @@ impl Requester for HandOff {
                 if let Answer::Gone(_) = answered.answer {
                     // Neither is there: the old one was lost, or the new one was and is over again.
                     line.handed_off(to, lease, None);
-                    hold.release_done(outcome, reply);
+                    hold.release_done(&outcome, reply);
                     return;
                 }
                 answered.open_until_us
@@ -1363,7 +1364,7 @@ impl Requester for HandOff {
             Outcome::Failed(Failure::NotSent(_)) => None,
             Outcome::Failed(Failure::Closed) => {
                 line.handed_off(to, lease, None);
-                hold.release_done(outcome, reply);
+                hold.release_done(&outcome, reply);
                 return;
             }
         };

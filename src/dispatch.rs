@@ -12,11 +12,16 @@
 //!    server's clock has passed the last copy's deadline (the *sit-out*); only that one is
 //!    conclusive. Otherwise the copy would create a hold for nobody.
 //! 5. An acquisition nobody wants any more is not sent, and not sent again.
+//!
+//! Calls form by themselves: what is posted while others are in flight goes out together, one verb to
+//! a call. Where nothing is, who posts sends at once, from his own task, and the dispatcher's only
+//! waits for the answer.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::task::Poll;
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
@@ -158,6 +163,15 @@ impl Job {
         matches!(self.op.verb, Verb::Acquire { .. })
     }
 
+    fn queue(&self) -> Queue {
+        match self.op.verb {
+            Verb::Release { .. } | Verb::ForceRelease { .. } => Queue::Releases,
+            Verb::Renew { .. } => Queue::Renewals,
+            Verb::HandOff { .. } => Queue::HandOffs,
+            Verb::Acquire { .. } => Queue::Acquires,
+        }
+    }
+
     /// The hold whose lane this travels in: operations of inner levels, which set the count.
     fn lane(&self) -> Option<OwnerId> {
         match self.op.verb {
@@ -243,21 +257,26 @@ pub(crate) struct Dispatcher {
     state: Mutex<State>,
     work: Notify,
     idle: Notify,
+    /// Calls that were sent by who posted them, for the task to wait for.
+    sent: Mutex<Vec<BoxFuture<Flight>>>,
     attempts: AtomicU64,
     releases: Arc<AtomicUsize>,
 }
 
 #[derive(Default)]
 struct State {
-    /// Releases and renewals.
-    urgent: VecDeque<Job>,
-    acquires: VecDeque<Job>,
+    /// What waits to be sent, by [`Queue`].
+    queues: [VecDeque<Job>; 4],
+    /// Which queue had the last turn.
+    turn: usize,
     /// Waiting for their next try.
     delayed: BTreeMap<(Instant, u64), Job>,
     /// Holds with an inner operation under way, and those behind it.
     lanes: HashMap<OwnerId, VecDeque<Job>>,
     delays: u64,
+    /// Jobs that were sent and are not settled, and calls.
     in_flight: usize,
+    flights: usize,
     /// What went wrong with the last call, until one is answered.
     trouble: Option<Cause>,
     /// Take no more acquisitions.
@@ -270,18 +289,34 @@ struct State {
 
 impl State {
     fn is_idle(&self) -> bool {
-        self.in_flight == 0
-            && self.urgent.is_empty()
-            && self.acquires.is_empty()
-            && self.delayed.is_empty()
+        self.in_flight == 0 && self.queues.iter().all(VecDeque::is_empty) && self.delayed.is_empty()
     }
 
     fn enqueue(&mut self, job: Job) {
-        if job.is_acquire() {
-            self.acquires.push_back(job);
-        } else {
-            self.urgent.push_back(job);
+        self.queues[job.queue() as usize].push_back(job);
+    }
+
+    /// The next call's jobs, if there is room for one: what frees or keeps a lock in turn, and what asks
+    /// for one when there is no such thing.
+    fn take(&mut self, now: Instant, dropped: &mut Vec<Job>) -> Vec<Job> {
+        let mut jobs = Vec::new();
+        if self.flights < MAX_FLIGHTS {
+            for step in 1..=URGENT {
+                let turn = (self.turn + step) % URGENT;
+                take_batch(&mut self.queues[turn], now, &mut jobs, dropped);
+                if !jobs.is_empty() {
+                    self.turn = turn;
+                    break;
+                }
+            }
         }
+        if jobs.is_empty() && self.flights < MAX_ACQUIRE_FLIGHTS {
+            let acquires = &mut self.queues[Queue::Acquires as usize];
+            take_batch(acquires, now, &mut jobs, dropped);
+        }
+        self.in_flight += jobs.len();
+        self.flights += usize::from(!jobs.is_empty());
+        jobs
     }
 
     fn delay(&mut self, until: Instant, job: Job) {
@@ -317,6 +352,7 @@ impl Dispatcher {
             state: Mutex::default(),
             work: Notify::new(),
             idle: Notify::new(),
+            sent: Mutex::default(),
             attempts: AtomicU64::new(1),
             releases: Arc::default(),
         }
@@ -348,13 +384,36 @@ impl Dispatcher {
                     overtaken = std::mem::take(lane);
                 }
             }
-            state.enqueue(job);
+            // On an unwinding thread nothing but the queue is touched.
+            if state.is_idle() && self.env.is_here() && !std::thread::panicking() {
+                state.in_flight += 1;
+                state.flights += 1;
+                drop(state);
+                self.send_now(job);
+            } else {
+                state.enqueue(job);
+            }
         }
         self.work.notify_one();
         for mut job in overtaken {
             job.tell(Outcome::Failed(Failure::NotSent(Cause::new(
                 "the hold was released",
             ))));
+        }
+    }
+
+    /// Sends a job by itself, and leaves it to the task to wait for the answer.
+    fn send_now(&self, job: Job) {
+        let mut flight = self.flight(vec![job]);
+        // Nobody is woken by this poll: the task polls again.
+        let mut nobody = std::task::Context::from_waker(std::task::Waker::noop());
+        let flight = match flight.as_mut().poll(&mut nobody) {
+            Poll::Ready(done) => Box::pin(std::future::ready(done)),
+            Poll::Pending => flight,
+        };
+        self.sent.lock().push(flight);
+        if self.state.lock().ended {
+            self.forget_sent();
         }
     }
 
@@ -405,8 +464,7 @@ impl Dispatcher {
         let mut state = self.state.lock();
         state.ended = true;
         let mut jobs: Vec<Job> = Vec::new();
-        jobs.extend(std::mem::take(&mut state.urgent));
-        jobs.extend(std::mem::take(&mut state.acquires));
+        jobs.extend(std::mem::take(&mut state.queues).into_iter().flatten());
         jobs.extend(std::mem::take(&mut state.delayed).into_values());
         // Each is told, so the order does not matter to anybody.
         jobs.extend(std::mem::take(&mut state.lanes).into_values().flatten());
@@ -414,8 +472,15 @@ impl Dispatcher {
         for mut job in jobs {
             job.tell(Outcome::Failed(Failure::Closed));
         }
+        self.forget_sent();
         self.idle.notify_waiters();
         self.work.notify_one();
+    }
+
+    /// Drops what was sent and nobody will wait for any more.
+    fn forget_sent(&self) {
+        let sent = std::mem::take(&mut *self.sent.lock());
+        drop(sent);
     }
 
     /// Whether nothing is posted that is not done.
@@ -437,7 +502,8 @@ impl Dispatcher {
     pub(crate) async fn run(&self) {
         let mut flights: FuturesUnordered<BoxFuture<Flight>> = FuturesUnordered::new();
         loop {
-            while let Some(flight) = self.next_flight(flights.len()) {
+            flights.extend(self.sent.lock().drain(..));
+            while let Some(flight) = self.next_flight() {
                 flights.push(flight);
             }
             let retry = {
@@ -457,21 +523,13 @@ impl Dispatcher {
     }
 
     /// Forms the next call from what waits, if there is anything and room for it.
-    fn next_flight(&self, flights: usize) -> Option<BoxFuture<Flight>> {
+    fn next_flight(&self) -> Option<BoxFuture<Flight>> {
         let now = self.env.now();
         let mut dropped = Vec::new();
         let jobs = {
             let mut state = self.state.lock();
             state.wake_delayed(now);
-            let mut jobs = Vec::new();
-            if flights < MAX_FLIGHTS {
-                take_batch(&mut state.urgent, now, &mut jobs, &mut dropped);
-            }
-            if jobs.is_empty() && flights < MAX_ACQUIRE_FLIGHTS {
-                take_batch(&mut state.acquires, now, &mut jobs, &mut dropped);
-            }
-            state.in_flight += jobs.len();
-            jobs
+            state.take(now, &mut dropped)
         };
         let something_ended = !dropped.is_empty();
         for mut job in dropped {
@@ -485,11 +543,17 @@ impl Dispatcher {
             }
             return None;
         }
+        Some(self.flight(jobs))
+    }
+
+    /// One call, from its sending to its answer.
+    fn flight(&self, jobs: Vec<Job>) -> BoxFuture<Flight> {
+        let now = self.env.now();
         let attempt = self.attempts.fetch_add(1, Ordering::Relaxed);
         let timeout = jobs[0].timeout;
         let ready = self.store.ready(timeout);
         let (store, env) = (Arc::clone(&self.store), Arc::clone(&self.env));
-        Some(Box::pin(async move {
+        Box::pin(async move {
             let mut flight = Flight {
                 jobs,
                 unwanted: Vec::new(),
@@ -514,7 +578,7 @@ impl Dispatcher {
                 }
             }
             flight
-        }))
+        })
     }
 
     fn settle(&self, flight: Flight) {
@@ -574,7 +638,11 @@ impl Dispatcher {
                 }
             }
         }
-        self.state.lock().in_flight -= count;
+        {
+            let mut state = self.state.lock();
+            state.in_flight -= count;
+            state.flights -= 1;
+        }
         self.tell_if_idle();
     }
 
@@ -693,6 +761,18 @@ fn call(attempt: u64, timeout: Duration, jobs: &[Job]) -> Call {
         ops: jobs.iter().map(|job| job.op.clone()).collect(),
     }
 }
+
+/// The queues: those before the last in turn, and that when they are empty.
+#[derive(Clone, Copy)]
+enum Queue {
+    Releases,
+    Renewals,
+    HandOffs,
+    Acquires,
+}
+
+/// How many queues come before the last.
+const URGENT: usize = Queue::Acquires as usize;
 
 /// Takes jobs of one verb and one timeout from the front; sorts out those past their time.
 fn take_batch(

@@ -616,12 +616,11 @@ impl Hold {
             also,
         };
         // The server frees it by itself at `end`; a copy still under way can add one lease.
-        let give_up = match open_until_us {
-            None => end,
-            Some(_) => {
-                let lease = asked.map_or(self.lease, |asked| asked.max(self.lease));
-                end.max(later(self.engine.now(), timeout + lease))
-            }
+        let give_up = if open_until_us.is_some() {
+            let lease = asked.map_or(self.lease, |asked| asked.max(self.lease));
+            end.max(later(self.engine.now(), timeout + lease))
+        } else {
+            end
         };
         let requester = Box::new(FinalRelease {
             hold: Arc::clone(self),
@@ -901,7 +900,7 @@ impl Requester for FinalRelease {
     }
 
     fn done(self: Box<Self>, outcome: Outcome) {
-        self.hold.release_done(outcome, self.reply);
+        self.hold.release_done(&outcome, self.reply);
     }
 }
 
@@ -927,7 +926,7 @@ impl Hold {
     /// How the release went, or a hand-off that was none.
     pub(crate) fn release_done(
         &self,
-        outcome: Outcome,
+        outcome: &Outcome,
         reply: Option<oneshot::Sender<ReleaseOutcome>>,
     ) {
         let hold = self;
@@ -937,7 +936,7 @@ impl Hold {
             Outcome::Answered(Answered {
                 answer: Answer::Released { heard },
                 ..
-            }) => heard,
+            }) => *heard,
             _ => 0,
         };
         let told = match outcome {
@@ -952,9 +951,9 @@ impl Hold {
             }) => {
                 match unanswered_since {
                     // An earlier attempt of ours may have done it, while the hold was still ours.
-                    Some(first) if first < term.deadline => ReleaseOutcome::Released,
+                    Some(first) if *first < term.deadline => ReleaseOutcome::Released,
                     Some(_) => ReleaseOutcome::Unconfirmed { at_most },
-                    None => ReleaseOutcome::Lost(LossReason::from(instead)),
+                    None => ReleaseOutcome::Lost(LossReason::from(*instead)),
                 }
             }
             Outcome::Answered(_) | Outcome::Failed(_) => ReleaseOutcome::Unconfirmed { at_most },

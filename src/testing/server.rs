@@ -286,23 +286,32 @@ impl Server {
         }
     }
 
+    /// Puts a key of another type in a lock's place, for so long: whoever asks for the lock is refused.
+    pub fn spoil(&self, name: &str, length: Duration) {
+        self.replace(name, Value::Other, length, "spoilt");
+    }
+
     /// Puts a hold of somebody else in a lock's place, for so long.
     pub fn overwrite(&self, name: &str, lease: Duration) {
+        let fields = BTreeMap::from([("stranger:1".to_owned(), "1".to_owned())]);
+        self.replace(name, Value::Hash(fields), lease, "taken by a stranger");
+    }
+
+    fn replace(&self, name: &str, value: Value, lasts: Duration, what: &str) {
         let owners = self.inner.owners(&Arc::from(name));
         self.inner.note(What::Vanished {
             name: Arc::from(name),
             owners,
             expired: false,
         });
-        self.inner.fault(|| format!("{name} taken by a stranger"));
-        let fields = BTreeMap::from([("stranger:1".to_owned(), "1".to_owned())]);
+        self.inner.fault(|| format!("{name} {what}"));
         let now_us = self.inner.clock();
-        let at = now_us / 1000 + micros(lease) / 1000;
+        let at = now_us / 1000 + micros(lasts) / 1000;
         self.inner
             .state
             .lock()
             .store
-            .put(&Arc::from(name), Value::Hash(fields), Some(at));
+            .put(&Arc::from(name), value, Some(at));
     }
 
     /// Who holds a lock, with their counts.

@@ -10,7 +10,7 @@ use crate::run::run;
 
 /// The mistakes, and a seed near which each is found. `LEASEHOLD_BUGS=100000` looks from seed 0 on, that
 /// far, and prints what docs/testing.md has in its table.
-const BUGS: [(Bug, u64); 22] = [
+const BUGS: [(Bug, u64); 27] = [
     (Bug::CountByIncrement, 0),
     (Bug::ReleaseWithoutOwnerCheck, 0),
     (Bug::RenewalThatCreates, 0),
@@ -33,6 +33,11 @@ const BUGS: [(Bug, u64); 22] = [
     (Bug::NestedCleanUpReleasesAll, 0),
     (Bug::LateGrantCounts, 0),
     (Bug::RenewalShortens, 0),
+    (Bug::HandOffStranded, 0),
+    (Bug::HandOffKeepsToken, 0),
+    (Bug::HandOffCreates, 0),
+    (Bug::BatchSpoilt, 0),
+    (Bug::EndlessChain, 0),
 ];
 
 #[test]

@@ -371,7 +371,10 @@ pub(crate) enum Value {
     /// Owner ids and hold counts, if it is ours.
     Hash(BTreeMap<String, String>),
     /// Another type than a hash.
-    #[cfg_attr(not(test), expect(dead_code, reason = "only a test puts one there"))]
+    #[cfg_attr(
+        not(any(test, feature = "testing")),
+        expect(dead_code, reason = "only a test puts one there")
+    )]
     Other,
 }
 

@@ -11,6 +11,7 @@
 //! | `silence` | V1 | always |
 //! | `losses` | none is false | always; more of a quiet run |
 //! | `counts` | reentrancy | always |
+//! | `chains` | L2 | their number always, their time in a quiet run |
 //! | `order` | L2 | clients that never stood still, if all waiters answer |
 //! | `renewals` | L1 | always |
 //! | `register` | S1, S2 | as `exclusion`, else as `tokens` |
@@ -18,6 +19,7 @@
 //! A history is read once, in order (`story`); each judge is another pass over what that found.
 
 mod belief;
+mod chains;
 mod counts;
 mod exclusion;
 mod losses;
@@ -178,6 +180,7 @@ pub fn check(records: &[Record], conditions: &Conditions) -> Vec<Violation> {
         order::check,
         renewals::check,
         register::check,
+        chains::check,
     ];
     judges
         .iter()
