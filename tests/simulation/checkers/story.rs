@@ -282,8 +282,7 @@ impl Reader {
         let hold = self.holds.entry(did.hold).or_default();
         hold.client = Some(client);
         match did.verb {
-            Done::Acquire => hold.asked = Some(at),
-            Done::HandOff => hold.asked = Some(at),
+            Done::Acquire | Done::HandOff => hold.asked = Some(at),
             Done::Release if did.count == 0 => hold.release = Some(at),
             _ => {}
         }
