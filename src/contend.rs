@@ -190,8 +190,6 @@ struct LineState {
     offered: bool,
     /// A hold of this client is on its way to the next in line.
     handing: bool,
-    /// The hand-offs since the lock was taken from the server.
-    chain: Option<Chain>,
     /// Nobody is to try before: others were told that the lock is free, and have to get there first.
     stand_back: Option<Instant>,
     /// The task sleeps, and wants to be woken only by `try_now` or an empty line.
@@ -218,11 +216,27 @@ struct LineState {
     asked_below: u64,
 }
 
-/// Hand-offs one after the other.
-#[derive(Clone, Copy)]
-struct Chain {
+/// Hand-offs one after the other, since the lock was taken from the server. Goes with the hold: a line
+/// may come and go meanwhile.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Chain {
     began: Instant,
     length: u32,
+}
+
+impl Chain {
+    /// With one more hand-off; `None` if others have their turn now.
+    fn longer(chain: Option<Self>, now: Instant) -> Option<Self> {
+        let before = chain.unwrap_or(Self {
+            began: now,
+            length: 0,
+        });
+        let on = before.length < CHAIN_LENGTH && now < later(before.began, CHAIN_TIME);
+        (on || seeded(Bug::EndlessChain)).then_some(Self {
+            length: before.length.saturating_add(1),
+            ..before
+        })
+    }
 }
 
 #[derive(Clone)]
@@ -442,7 +456,6 @@ impl Line {
                 try_now: false,
                 offered: false,
                 handing: false,
-                chain: None,
                 stand_back: None,
                 resting: false,
                 listening: false,
@@ -513,12 +526,13 @@ impl Line {
             return hold.post_release(reply);
         };
         let now = engine.now();
+        let chain = Chain::longer(hold.chain, now);
+        let passing = self.state.lock().has_it();
+        let Some(chain) = chain.filter(|_| !passing) else {
+            return hold.post_release(reply);
+        };
         {
             let mut state = self.state.lock();
-            if !state.continues_chain(now) {
-                drop(state);
-                return hold.post_release(reply);
-            }
             state.handing = true;
             state.claimed_until = None;
             state.taken_below = state.next;
@@ -541,6 +555,7 @@ impl Line {
             hold: Arc::clone(hold),
             to,
             lease,
+            chain,
             reply,
         };
         let timeout = engine.config.command_timeout_for(lease);
@@ -549,12 +564,7 @@ impl Line {
     }
 
     /// What became of a hand-off: if it was done, the new hold is offered.
-    fn handed_off(
-        self: &Arc<Self>,
-        to: OwnerId,
-        lease: Duration,
-        granted: Option<(u64, u64, &Answered)>,
-    ) {
+    fn handed_off(self: &Arc<Self>, granted: Option<&Arc<Hold>>) {
         let now = self.engine.now();
         {
             let mut state = self.state.lock();
@@ -565,15 +575,11 @@ impl Line {
                 state.heard = Some(now);
             }
         }
-        let Some((token, remaining_ms, answered)) = granted else {
-            return;
-        };
+        let Some(hold) = granted else { return };
         if seeded(Bug::HandOffStranded) && self.is_empty() {
             return;
         }
-        let (engine, name) = (&self.engine, &self.name);
-        let hold = Hold::granted(engine, name, to, lease, token, remaining_ms, answered);
-        self.pass_on(&hold);
+        self.pass_on(hold);
     }
 
     /// Posts an attempt for the head of the line. Its outcome goes to `reply`, or is dealt with on
@@ -656,10 +662,10 @@ impl Line {
                 token,
                 remaining_ms,
                 &answered,
+                None,
             );
             // A grant read after its own deadline is not a grant, and one close to it is no use: it would be
             // lost before its first renewal.
-            self.state.lock().chain = None;
             if hold.worth_offering() && self.offer(&hold, lease) {
                 return Next::Offered;
             }
@@ -1147,7 +1153,7 @@ impl Line {
         };
         let (owner, remaining_ms) = (self.engine.fresh_owner(), millis(lease));
         let (engine, name) = (&self.engine, &self.name);
-        let hold = Hold::granted(engine, name, owner, lease, 1, remaining_ms, &answered);
+        let hold = Hold::granted(engine, name, owner, lease, 1, remaining_ms, &answered, None);
         self.offer(&hold, lease);
     }
 
@@ -1219,20 +1225,6 @@ impl LineState {
     /// Somebody of this line has the lock, or is about to.
     fn has_it(&self) -> bool {
         self.offered || self.handing
-    }
-
-    /// Whether the lock may go to the next in line once more, others being told only later.
-    fn continues_chain(&mut self, now: Instant) -> bool {
-        if self.has_it() {
-            return false;
-        }
-        let chain = self.chain.get_or_insert(Chain {
-            began: now,
-            length: 0,
-        });
-        chain.length += 1;
-        let on = chain.length <= CHAIN_LENGTH && now < later(chain.began, CHAIN_TIME);
-        on || seeded(Bug::EndlessChain)
     }
 }
 
@@ -1318,6 +1310,7 @@ struct HandOff {
     /// Who is to have it next.
     to: OwnerId,
     lease: Duration,
+    chain: Chain,
     reply: Option<oneshot::Sender<ReleaseOutcome>>,
 }
 
@@ -1339,6 +1332,7 @@ impl Requester for HandOff {
             hold,
             to,
             lease,
+            chain,
             reply,
         } = *self;
         let open_until_us = match &outcome {
@@ -1349,12 +1343,24 @@ impl Requester for HandOff {
                 } = answered.answer
                 {
                     hold.handed_off(reply);
-                    line.handed_off(to, lease, Some((token, remaining_ms, answered)));
+                    let (engine, name) = (&line.engine, &line.name);
+                    let chain = Some(chain);
+                    let next = Hold::granted(
+                        engine,
+                        name,
+                        to,
+                        lease,
+                        token,
+                        remaining_ms,
+                        answered,
+                        chain,
+                    );
+                    line.handed_off(Some(&next));
                     return;
                 }
                 if let Answer::Gone(_) = answered.answer {
                     // Neither is there: the old one was lost, or the new one was and is over again.
-                    line.handed_off(to, lease, None);
+                    line.handed_off(None);
                     hold.release_done(&outcome, reply);
                     return;
                 }
@@ -1363,13 +1369,13 @@ impl Requester for HandOff {
             Outcome::Failed(Failure::Unanswered { open_until_us, .. }) => Some(*open_until_us),
             Outcome::Failed(Failure::NotSent(_)) => None,
             Outcome::Failed(Failure::Closed) => {
-                line.handed_off(to, lease, None);
+                line.handed_off(None);
                 hold.release_done(&outcome, reply);
                 return;
             }
         };
         // Refused, not wanted any more, or without an answer: whoever has it of the two, it is freed.
-        line.handed_off(to, lease, None);
+        line.handed_off(None);
         hold.release_with(to, lease, open_until_us, reply);
     }
 }

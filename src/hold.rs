@@ -31,6 +31,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::bug::{self, Bug, seeded};
 use crate::config::millis;
+use crate::contend::Chain;
 use crate::dispatch::{Answered, Failure, Job, Outcome, Requester};
 use crate::engine::Engine;
 use crate::env::later;
@@ -64,6 +65,8 @@ pub(crate) struct Hold {
     pub(crate) owner: OwnerId,
     pub(crate) token: FencingToken,
     lease: Duration,
+    /// The hand-offs by which it came here.
+    pub(crate) chain: Option<Chain>,
     lost: CancellationToken,
     state: Mutex<State>,
 }
@@ -133,6 +136,7 @@ pub(crate) enum Left {
 
 impl Hold {
     /// A hold the store has granted; nobody believes in it yet.
+    #[expect(clippy::too_many_arguments, reason = "all that is known of a grant")]
     pub(crate) fn granted(
         engine: &Arc<Engine>,
         name: &Arc<str>,
@@ -141,6 +145,7 @@ impl Hold {
         token: u64,
         remaining_ms: u64,
         answered: &Answered,
+        chain: Option<Chain>,
     ) -> Arc<Self> {
         engine.saw_token(name, token, answered.server_now_us);
         engine.grant_begins();
@@ -150,6 +155,7 @@ impl Hold {
             owner,
             token: FencingToken::new(token),
             lease,
+            chain,
             lost: CancellationToken::new(),
             state: Mutex::new(State {
                 phase: Phase::Offered,

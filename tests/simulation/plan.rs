@@ -369,7 +369,7 @@ impl Maker {
                 steps,
             });
         }
-        if self.weather == Weather::Wild && self.chance.happens(400) {
+        if self.weather == Weather::Wild {
             let fault = Fault::Spoil(self.name(), self.ms(5, 200));
             plan.faults.push((self.ms(50, 600), fault));
             plan.faults.sort_by_key(|(at, _)| *at);
