@@ -307,6 +307,11 @@ fn conditions(
     };
     conditions.leases_alike = true;
     conditions.fixed_leases = fixed;
+    let spoilt = plan.faults.iter().filter_map(|(_, fault)| match fault {
+        Fault::Spoil(name, _) => Some(name_of(*name)),
+        _ => None,
+    });
+    conditions.spoilt = spoilt.collect();
     conditions.slack = plan.put_off.1 * 12 + SLACK;
     conditions.frozen = frozen;
     conditions.healed_from = healed_from;

@@ -88,6 +88,8 @@ pub struct Conditions {
     /// The locks that somebody takes for a fixed time, without renewal, or with a longest one. Who
     /// waits for them may ask for another lease than the next in line.
     pub fixed_leases: BTreeSet<Arc<str>>,
+    /// The locks in whose place somebody puts something else. Of others no request is refused.
+    pub spoilt: BTreeSet<Arc<str>>,
     /// The longest that one attempt may take.
     pub command_timeout: Duration,
     /// Longest time that a line may go without an attempt.
@@ -126,6 +128,7 @@ impl Conditions {
             stall: Duration::ZERO,
             leases_alike: true,
             fixed_leases: BTreeSet::new(),
+            spoilt: BTreeSet::new(),
             command_timeout: Duration::from_secs(1),
             cap: Duration::from_secs(2),
             wake: Duration::from_millis(500),

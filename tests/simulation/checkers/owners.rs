@@ -30,6 +30,11 @@ pub fn check(story: &Story<'_>, conditions: &Conditions) -> Vec<Violation> {
             }
             _ => continue,
         };
+        let asks = matches!(ran.did.verb, Done::Acquire | Done::HandOff);
+        let refused = asks && ran.answer == Answered::Nothing;
+        if refused && !conditions.spoilt.contains(&ran.did.name) {
+            verdict.broken(&[index], format!("{} is refused for no reason", ran.did));
+        }
         if let Some(wrong) = wrong(ran) {
             verdict.broken(&[index], format!("{} {wrong}", ran.did));
         }
@@ -136,6 +141,16 @@ mod tests {
             conditions.frozen = vec![(0, ms(0), Duration::MAX)];
             conditions.memory_kept = false;
         })
+    }
+
+    #[test]
+    fn a_refusal_without_a_reason_is_caught() {
+        let refused = || Tale::new().unchanged(0, Done::Acquire, 1, 1, Answered::Nothing);
+        assert_eq!(refused().caught(), ["owners"]);
+        let spoilt = refused().caught_under(|conditions| {
+            conditions.spoilt.insert("job".into());
+        });
+        assert!(spoilt.is_empty());
     }
 
     #[test]
