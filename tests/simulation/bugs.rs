@@ -36,7 +36,7 @@ const BUGS: [(Bug, u64); 27] = [
     (Bug::HandOffStranded, 450),
     (Bug::HandOffKeepsToken, 0),
     (Bug::HandOffCreates, 0),
-    (Bug::BatchSpoilt, 0),
+    (Bug::BatchSpoilt, 700),
     (Bug::EndlessChain, 0),
 ];
 
