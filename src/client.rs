@@ -99,10 +99,20 @@ impl LockClient {
         Self::start(env, store, config, client)
     }
 
-    fn start(env: SharedEnv, store: Arc<dyn Store>, config: Config, client: Uuid) -> Self {
+    pub(crate) fn start(
+        env: SharedEnv,
+        store: Arc<dyn Store>,
+        config: Config,
+        client: Uuid,
+    ) -> Self {
         Self {
             handle: Handle::new(Engine::start(env, store, config, client)),
         }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn engine(&self) -> &Arc<Engine> {
+        &self.handle.engine
     }
 
     /// A new contender.

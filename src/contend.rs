@@ -27,8 +27,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
-use parking_lot::Mutex;
-use tokio::sync::{Notify, OwnedSemaphorePermit, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use tokio::time::Instant;
 
 use crate::bug::{Bug, seeded};
@@ -45,6 +44,7 @@ use crate::lock::refused;
 use crate::observe;
 use crate::store::topic::{Listening, Subscription};
 use crate::store::{Answer, Belief, Cause, Op, OwnerId, Verb};
+use crate::sync::{Mutex, Notify};
 use crate::watchdog::{Appointment, Timed};
 
 /// The lines of one client, by name.
@@ -125,6 +125,11 @@ impl Queues {
             waiter,
             claimed: false,
         })
+    }
+
+    #[cfg(test)]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.by_name.lock().is_empty()
     }
 
     /// The client is closing: what is on offer goes back, as nobody may claim it any more.
@@ -1376,6 +1381,9 @@ impl Requester for HandOff {
         };
         // Refused, not wanted any more, or without an answer: whoever has it of the two, it is freed.
         line.handed_off(None);
-        hold.release_with(to, lease, open_until_us, reply);
+        match open_until_us {
+            Some(open_until_us) => hold.release_with(to, lease, open_until_us, reply),
+            None => hold.post_release(reply),
+        }
     }
 }

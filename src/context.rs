@@ -5,12 +5,12 @@ use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
 
-use parking_lot::Mutex;
 use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard};
 
 use crate::engine::Handle;
 use crate::hold::Hold;
 use crate::lock::Lock;
+use crate::sync::Mutex;
 
 /// One logical flow of work: the contender for locks, who may re-enter those it holds.
 ///

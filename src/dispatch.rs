@@ -20,19 +20,19 @@
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
-use parking_lot::Mutex;
-use tokio::sync::{Notify, OwnedSemaphorePermit};
+use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
 
 use crate::bug::{Bug, seeded};
 use crate::env::{BoxFuture, SharedEnv, later};
 use crate::store::{Answer, Call, Cause, NoReply, Op, OwnerId, RefusalKind, Reply, Store, Verb};
+use crate::sync::{AtomicUsize, Mutex, Notify};
 
 /// Who asked for an operation, and is told how it went, exactly once.
 ///

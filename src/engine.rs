@@ -3,10 +3,9 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use parking_lot::Mutex;
-use tokio::sync::{Notify, Semaphore};
+use tokio::sync::Semaphore;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
@@ -19,6 +18,7 @@ use crate::error::Error;
 use crate::guard::LossReason;
 use crate::observe;
 use crate::store::{Health, OwnerId, Store, TokenRule};
+use crate::sync::{AtomicUsize, Mutex, Notify};
 use crate::watchdog::Watchdog;
 
 /// The inside of one client. Its background tasks hold it; users hold a [`Handle`].

@@ -24,7 +24,6 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::Mutex;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -40,6 +39,7 @@ use crate::guard::{LossReason, ReleaseOutcome};
 use crate::lease::Term;
 use crate::observe;
 use crate::store::{Answer, Belief, Instead, Op, OwnerId, Verb};
+use crate::sync::Mutex;
 use crate::watchdog::{Appointment, Timed};
 
 /// What one level of a hold asks for.
@@ -587,12 +587,12 @@ impl Hold {
         self: &Arc<Self>,
         to: OwnerId,
         lease: Duration,
-        open_until_us: Option<u64>,
+        open_until_us: u64,
         reply: Option<oneshot::Sender<ReleaseOutcome>>,
     ) {
-        if open_until_us.is_some() {
+        {
             let mut state = self.state.lock();
-            state.open_until_us = state.open_until_us.max(open_until_us);
+            state.open_until_us = state.open_until_us.max(Some(open_until_us));
             state.asked = state.asked.max(Some(lease));
         }
         self.post_release_of(Some(to), reply);

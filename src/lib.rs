@@ -57,12 +57,15 @@ mod fencing;
 mod guard;
 mod hold;
 mod inspect;
+#[cfg(test)]
+mod interleavings;
 mod key;
 mod lease;
 mod lock;
 pub mod manual;
 mod observe;
 mod store;
+mod sync;
 #[cfg(feature = "testing")]
 pub mod testing;
 mod watchdog;

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use crate::engine::Engine;
 use crate::env::later;
 use crate::guard::LossReason;
 use crate::store::{Health, OwnerId};
+use crate::sync::Mutex;
 
 /// Eight hexadecimal digits that stand for `text`: enough to tell two apart, useless to forge one.
 pub(crate) fn digest(text: &str) -> String {

@@ -7,12 +7,11 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-use parking_lot::Mutex;
-use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use crate::engine::Engine;
 use crate::hold::Hold;
+use crate::sync::{Mutex, Notify};
 
 /// Something with an appointment.
 pub(crate) trait Timed: Send + Sync {
@@ -138,7 +137,7 @@ impl Watchdog {
         (first.at <= now).then(|| Arc::clone(who))
     }
 
-    fn keeps_any(&self) -> bool {
+    pub(crate) fn keeps_any(&self) -> bool {
         !self.state.lock().appointments.is_empty()
     }
 }

@@ -4,8 +4,9 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Weak};
 
-use parking_lot::Mutex;
-use tokio::sync::{Notify, watch};
+use tokio::sync::watch;
+
+use crate::sync::{Mutex, Notify};
 
 /// How far a subscription has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -11,7 +11,7 @@ use tokio::net::TcpListener;
 use crate::common::*;
 
 async fn client(server: &Server) -> LockClient {
-    LockClient::connect(&server.url()).await.unwrap()
+    crate::support::client_of(&server.url(), secs(30)).await
 }
 
 /// The messages of an error and of all that caused it, and their `Debug`.
@@ -400,7 +400,7 @@ async fn holder_without_expiry_is_waited_for() {
     cli.cmd(&["HSET", &name, "b983c153-7421-469a-addb-44fb92259a1b:1", "1"])
         .await
         .ok();
-    let busy = client.lock(name.as_str()).acquire_timeout(ms(100)).await;
+    let busy = client.lock(name.as_str()).acquire_timeout(secs(1)).await;
     assert!(matches!(busy, Err(Error::TimedOut { .. })), "{busy:?}");
     assert!(
         client
@@ -427,13 +427,14 @@ async fn read_only_replica_is_a_typed_error_within_the_callers_time() {
     })
     .await;
     let client = client(&replica).await;
-    let started = std::time::Instant::now();
-    let result = client.lock(unique_name()).acquire_timeout(ms(300)).await;
+    let (started, ruler) = (std::time::Instant::now(), Ruler::start());
+    let result = client.lock(unique_name()).acquire_timeout(secs(1)).await;
     let Err(error @ Error::Unreachable { .. }) = result else {
         panic!("{result:?}");
     };
     assert!(words(&error).contains("READONLY"), "{}", words(&error));
-    assert!(started.elapsed() < ms(600), "{:?}", started.elapsed());
+    let took = started.elapsed();
+    assert!(took < ms(1300) + ruler.allowance(), "{took:?}");
 }
 
 /// A server of ours, in a few lines: says that it is of some version, and `OK` to the rest.

@@ -15,8 +15,8 @@ use crate::support::*;
 
 /// Long against everything that happens here: what is left behind is seen, and does not end by
 /// itself in time. A request may take a sixth of it.
-const LEASE: Duration = ms(4500);
-const COMMAND_TIMEOUT: Duration = ms(750);
+const LEASE: Duration = secs(6);
+const COMMAND_TIMEOUT: Duration = secs(1);
 
 /// For the tests in which time has to pass: a request may take half a second.
 const SHORT: Duration = secs(3);
@@ -672,8 +672,8 @@ async fn a_grant_that_comes_after_the_drop_is_given_back() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_waiter_that_is_not_polled_holds_up_nobody_and_holds_nothing() {
     let server = server();
-    let client = client_of(&server.url(), SHORT).await;
-    let other = client_of(&server.url(), SHORT).await;
+    let client = client_of(&server.url(), LEASE).await;
+    let other = client_of(&server.url(), LEASE).await;
     let cli = server.cli().await;
     let name = unique_name();
     let held = other.lock(name.as_str()).acquire().await.unwrap();
@@ -696,7 +696,8 @@ async fn a_waiter_that_is_not_polled_holds_up_nobody_and_holds_nothing() {
 
     let mut monitor = server.monitor().await;
     let start = Instant::now();
-    let minutes = scaled(SHORT * 3 / 2, secs(120));
+    // A renewal would come after a third of a lease.
+    let minutes = scaled(LEASE * 3 / 4, secs(120));
     let mut entered = 0;
     while start.elapsed() < minutes {
         // In and out by others, of the same client and not.
@@ -716,7 +717,7 @@ async fn a_waiter_that_is_not_polled_holds_up_nobody_and_holds_nothing() {
     // It is still in line: polled again, it gets the lock.
     let guard = tokio::time::timeout(SOON, sleeper).await.unwrap();
     assert_eq!(guard.unwrap().release().await, ReleaseOutcome::Released);
-    nothing_goes_on(server, &name, SHORT).await;
+    nothing_goes_on(server, &name, LEASE).await;
 }
 
 /// The same, dropped in the end without having been polled again.
@@ -755,7 +756,7 @@ async fn a_longer_lease_that_nobody_knows_of_is_released_too() {
     let proxy = Proxy::start(server.port());
     let cli = server.cli().await;
     for nested in [false, true] {
-        let client = client_of(&proxy.url(), ms(600)).await;
+        let client = client_of(&proxy.url(), ms(1500)).await;
         all_scripts_known(&client).await;
         let name = unique_name();
         let mut ctx = client.context();
@@ -787,7 +788,7 @@ async fn a_longer_lease_that_nobody_knows_of_is_released_too() {
         proxy.black_hole();
         drop(outer);
         // Nothing arrives for longer than the lease that was confirmed.
-        tokio::time::sleep(ms(900)).await;
+        tokio::time::sleep(ms(1800)).await;
         assert!(cli.exists(&name).await);
         proxy.heal();
         eventually(secs(3), "the lock is free", async || {

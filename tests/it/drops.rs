@@ -16,7 +16,7 @@ use crate::common::*;
 use crate::support::{calls_but_releases, client_of};
 
 /// Where a lease has to end by itself: the tests wait for that.
-const SHORT: Duration = ms(400);
+const SHORT: Duration = ms(1500);
 
 fn one_thread() -> Runtime {
     Builder::new_current_thread().enable_all().build().unwrap()
@@ -160,14 +160,15 @@ async fn a_guard_dropped_while_panicking_releases() {
             // Without the hook: a message of this panic would look like a failure.
             std::panic::resume_unwind(Box::new("on purpose"));
         };
-        let start = Instant::now();
+        let (start, ruler) = (Instant::now(), Ruler::start());
         if on_thread {
             assert!(std::thread::spawn(work).join().is_err());
         } else {
             assert!(tokio::spawn(async move { work() }).await.is_err());
         }
         cli.until_free(&name).await;
-        assert!(start.elapsed() < ms(200), "{:?}", start.elapsed());
+        let took = start.elapsed();
+        assert!(took < ms(200) + ruler.allowance(), "{took:?}");
     }
     // In the middle of an acquisition.
     let mut lock = client.lock(name.as_str());
@@ -230,7 +231,7 @@ async fn a_guard_that_outlives_its_client_releases() {
 async fn thousands_of_guards_dropped_while_the_server_stands_still_end_in_time() {
     let server = Server::start();
     let lease = secs(1);
-    let client = client_of(&server.url(), lease).await;
+    let client = client_of(&server.url(), secs(30)).await;
     let prefix = unique_name();
     let many = scaled(1500, 10_000);
     let mut guards = Vec::new();
@@ -240,10 +241,11 @@ async fn thousands_of_guards_dropped_while_the_server_stands_still_end_in_time()
         guards.push(lock.acquire().await.unwrap());
     }
     server.stop();
-    let start = Instant::now();
+    let (start, ruler) = (Instant::now(), Ruler::start());
     drop(guards);
     let took = start.elapsed();
-    assert!(took < ms(500), "drops do not wait: {took:?}");
+    let limit = ms(500) + ruler.allowance();
+    assert!(took < limit, "drops do not wait: {took:?}");
     // Longer than any lease of theirs: the length of the pause is the subject.
     tokio::time::sleep(lease + ms(200)).await;
     server.cont();
@@ -256,7 +258,7 @@ async fn thousands_of_guards_dropped_while_the_server_stands_still_end_in_time()
         later.push(
             other
                 .lock(name.as_str())
-                .acquire_timeout(secs(2))
+                .acquire_timeout(secs(5))
                 .await
                 .unwrap(),
         );
@@ -264,7 +266,7 @@ async fn thousands_of_guards_dropped_while_the_server_stands_still_end_in_time()
     // This client is of use again, and its queue is empty soon.
     let own = client
         .lock(format!("{prefix}-own"))
-        .acquire_timeout(secs(2))
+        .acquire_timeout(secs(5))
         .await;
     assert_eq!(own.unwrap().release().await, ReleaseOutcome::Released);
     let report = client.close(secs(2)).await;
@@ -292,10 +294,11 @@ async fn guards_dropped_after_the_server_is_gone_end_with_their_leases() {
     drop(guards);
     // As long as the longest of their leases, and the time of one request.
     tokio::time::sleep(SHORT + SHORT / 6 + ms(300)).await;
-    let start = Instant::now();
+    let (start, ruler) = (Instant::now(), Ruler::start());
     let report = client.close(secs(2)).await;
     assert_eq!((report.lost, report.unconfirmed), (0, 0));
-    assert!(start.elapsed() < ms(500), "{:?}", start.elapsed());
+    let took = start.elapsed();
+    assert!(took < ms(500) + ruler.allowance(), "{took:?}");
 }
 
 // ---- clients ----
@@ -345,7 +348,7 @@ fn a_client_whose_runtime_has_ended_answers_closed() {
             assert_eq!(guard.release().await, lost);
             client.close(secs(60)).await
         };
-        let start = Instant::now();
+        let (start, ruler) = (Instant::now(), Ruler::start());
         let questions = async {
             tokio::time::timeout(secs(5), questions)
                 .await
@@ -353,7 +356,8 @@ fn a_client_whose_runtime_has_ended_answers_closed() {
         };
         let report = one_thread().block_on(questions);
         assert_eq!(report.lost, 0);
-        assert!(start.elapsed() < ms(500), "{:?}", start.elapsed());
+        let took = start.elapsed();
+        assert!(took < ms(500) + ruler.allowance(), "{took:?}");
         ends_by_itself(name, SHORT);
     }
 }
@@ -399,10 +403,11 @@ fn a_waiter_in_another_runtime_is_told_when_the_clients_runtime_ends() {
             drop(runtime);
             drop(guard);
         }
-        let start = Instant::now();
+        let (start, ruler) = (Instant::now(), Ruler::start());
         let told = waiting.join().unwrap();
         assert!(matches!(told, Err(Error::Closed)), "{told:?}");
-        assert!(start.elapsed() < ms(500));
+        let took = start.elapsed();
+        assert!(took < ms(500) + ruler.allowance(), "{took:?}");
         drop(client);
     }
 }
@@ -417,7 +422,7 @@ fn a_lock_can_be_taken_outside_of_any_runtime() {
     let life = async {
         let mut lock = client.lock(name.as_str());
         let guard = lock.acquire_timeout(secs(5)).await.unwrap();
-        let busy = client.lock(name.as_str()).acquire_timeout(ms(20)).await;
+        let busy = client.lock(name.as_str()).acquire_timeout(secs(1)).await;
         assert!(matches!(busy, Err(Error::TimedOut { .. })), "{busy:?}");
         guard.confirm().await.unwrap();
         guard.run(async {}).await.unwrap();
@@ -467,7 +472,7 @@ async fn a_waiter_dropped_after_it_was_woken_passes_the_lock_on() {
         (in_memory, scaled(2_000, 10_000)),
         (on_server, scaled(300, 10_000)),
     ] {
-        let name = unique_name();
+        let (name, ruler) = (unique_name(), Ruler::start());
         let mut slow = 0;
         for round in 0..rounds {
             let held = client.lock(name.as_str()).acquire().await.unwrap();
@@ -489,11 +494,11 @@ async fn a_waiter_dropped_after_it_was_woken_passes_the_lock_on() {
 
             drop(held);
             let start = Instant::now();
-            tokio::time::timeout(secs(2), woken.0.notified())
+            tokio::time::timeout(secs(10), woken.0.notified())
                 .await
                 .expect("nobody is woken");
             drop(first);
-            let guard = tokio::time::timeout(secs(2), second).await;
+            let guard = tokio::time::timeout(secs(10), second).await;
             let guard = guard
                 .unwrap_or_else(|_| panic!("lost in round {round}"))
                 .unwrap();
@@ -502,16 +507,24 @@ async fn a_waiter_dropped_after_it_was_woken_passes_the_lock_on() {
             // some rounds slow, but none as slow as a waiter is that trusts in a message.
             let took = start.elapsed();
             slow += usize::from(took > ms(100));
-            assert!(took < ms(1500), "{took:?} in round {round}");
+            let limit = ms(1500) + ruler.allowance();
+            assert!(took < limit, "{took:?} in round {round}");
             drop(guard);
-            let guard = tokio::time::timeout(secs(2), third).await;
+            let start = Instant::now();
+            let guard = tokio::time::timeout(secs(10), third).await;
+            let took = start.elapsed();
+            let limit = ms(1500) + ruler.allowance();
+            assert!(took < limit, "third: {took:?} in round {round}");
             drop(
                 guard
                     .unwrap_or_else(|_| panic!("third lost in round {round}"))
                     .unwrap(),
             );
         }
-        assert!(slow <= rounds / 50, "{slow} of {rounds} rounds were slow");
+        // Were the offer to the first one waited for, all rounds would be.
+        let taken = usize::try_from(ruler.taken().as_millis() / 50).unwrap();
+        let most = (rounds / 50 + taken).min(rounds / 2);
+        assert!(slow <= most, "{slow} of {rounds} rounds were slow");
         nothing_left(server(), &name).await;
     }
 }

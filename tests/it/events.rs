@@ -118,7 +118,7 @@ async fn client(url: &str, lease: Duration) -> LockClient {
 async fn each_change_of_a_hold_is_told_once() {
     let (log, _listening) = Log::listen();
     let server = Server::start();
-    let lease = ms(1200);
+    let lease = ms(4500);
     let client = client(&server.url(), lease).await;
     let name = unique_name();
 
@@ -126,7 +126,7 @@ async fn each_change_of_a_hold_is_told_once() {
     let acquired = log.until("lock acquired").await;
     acquired.is_about(&name);
     assert!(
-        (900..=1200).contains(&acquired.number("remaining_ms")),
+        (3000..=4500).contains(&acquired.number("remaining_ms")),
         "{acquired:?}"
     );
 
@@ -147,7 +147,7 @@ async fn each_change_of_a_hold_is_told_once() {
     server.cont();
     late.is_about(&name);
     assert_eq!(late.level, Level::WARN);
-    assert!((1..1200).contains(&late.number("remaining_ms")), "{late:?}");
+    assert!((1..4500).contains(&late.number("remaining_ms")), "{late:?}");
     let recovered = log.until("lease renewal recovered").await;
     recovered.is_about(&name);
     assert!(recovered.number("remaining_ms") > late.number("remaining_ms"));
@@ -178,7 +178,7 @@ async fn each_change_of_a_hold_is_told_once() {
 async fn an_outage_and_its_end_are_told_once() {
     let (log, _listening) = Log::listen();
     let server = Server::start();
-    let client = client(&server.url(), ms(900)).await;
+    let client = client(&server.url(), secs(3)).await;
     let name = unique_name();
     let guard = client.lock(name.as_str()).acquire().await.unwrap();
     server.stop();
@@ -217,11 +217,14 @@ async fn an_outage_and_its_end_are_told_once() {
 #[tokio::test]
 async fn waiting_for_oneself_is_told_once() {
     let (log, _listening) = Log::listen();
-    let lease = ms(900);
+    let lease = secs(2);
     let client = client(&server().url(), lease).await;
     let name = unique_name();
     let guard = client.lock(name.as_str()).acquire().await.unwrap();
-    let again = client.lock(name.as_str()).acquire_timeout(lease * 2).await;
+    let again = client
+        .lock(name.as_str())
+        .acquire_timeout(lease * 5 / 2)
+        .await;
     assert!(again.is_err());
     let told: Vec<_> = log.all();
     let told: Vec<_> = told
@@ -234,7 +237,7 @@ async fn waiting_for_oneself_is_told_once() {
     assert_eq!(told.len(), 1, "{:?}", log.messages());
     assert_eq!(told[0].fields["label"], "orders");
     assert_eq!(told[0].fields["name"], name);
-    assert!(told[0].number("held_for_ms") >= 900);
+    assert!(told[0].number("held_for_ms") >= 2000);
     drop(guard);
     nothing_left(server(), &name).await;
 }
@@ -243,15 +246,15 @@ async fn waiting_for_oneself_is_told_once() {
 #[tokio::test]
 async fn a_busy_line_is_not_told_that_it_waits_for_itself() {
     let (log, _listening) = Log::listen();
-    let client = client(&server().url(), ms(300)).await;
+    let client = client(&server().url(), ms(1500)).await;
     let name = unique_name();
     let mut tasks = Vec::new();
     for _ in 0..100 {
         let mut lock = client.lock(name.as_str());
         tasks.push(tokio::spawn(async move {
             let guard = lock.acquire().await.unwrap();
-            // So that the line takes several leases.
-            tokio::time::sleep(ms(8)).await;
+            // So that the line takes two leases.
+            tokio::time::sleep(ms(30)).await;
             drop(guard);
         }));
     }
@@ -330,11 +333,11 @@ async fn events_give_nothing_away() {
     let name = unique_name();
     let builder = LockClient::builder()
         .url(url)
-        .lease(ms(300))
+        .lease(secs(2))
         .digest_names(true);
     let client = builder.connect_timeout(secs(5)).build().await.unwrap();
     let guard = client.lock(name.as_str()).acquire().await.unwrap();
-    let late = client.lock(name.as_str()).acquire_timeout(ms(700)).await;
+    let late = client.lock(name.as_str()).acquire_timeout(ms(2300)).await;
     assert!(late.is_err());
     server.stop();
     guard.lost().cancelled().await;
@@ -362,7 +365,7 @@ async fn events_give_nothing_away() {
 #[tokio::test]
 async fn an_outage_under_a_thousand_holds_is_told_in_measure() {
     let server = Server::start();
-    let lease = ms(3000);
+    let lease = secs(5);
     let client = client(&server.url(), lease).await;
     let prefix = unique_name();
     let names: Vec<_> = (0..1000).map(|i| format!("{prefix}-{i}")).collect();
@@ -381,7 +384,7 @@ async fn an_outage_under_a_thousand_holds_is_told_in_measure() {
         guard.lost().cancelled().await;
     }
     // The subject: the outage goes on for a while.
-    tokio::time::sleep(scaled(lease / 2, secs(60))).await;
+    tokio::time::sleep(scaled(ms(1500), secs(60))).await;
     drop(guards);
     server.cont();
     log.until("reconnected to the server").await;

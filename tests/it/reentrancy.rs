@@ -5,11 +5,11 @@ use std::time::Instant;
 use leasehold::{Error, LockClient, LockContext, LockGuard, LossReason, ReleaseOutcome};
 use tokio::sync::mpsc;
 
-use crate::common::{self, Cli, Worker, WorkerSide, ms, secs};
+use crate::common::{self, Cli, Ruler, Worker, WorkerSide, ms, secs};
+use crate::support::client_of;
 
 async fn client() -> LockClient {
-    let url = common::server().url();
-    LockClient::connect(&url).await.unwrap()
+    client_of(&common::server().url(), secs(30)).await
 }
 
 async fn until_count(cli: &Cli, name: &str, count: Option<i64>) {
@@ -183,7 +183,7 @@ async fn nothing_re_enters_without_the_context() {
         let waited = ctx
             .fork()
             .lock(name.as_str())
-            .acquire_timeout(ms(400))
+            .acquire_timeout(secs(1))
             .await;
         assert!(matches!(waited, Err(Error::TimedOut { .. })), "{waited:?}");
         let mut same = [ctx.share(), guard.context()];
@@ -208,11 +208,12 @@ async fn a_try_right_after_a_waiter_gave_up_is_one_round_trip() {
         let wait = ms(1 + round % 10);
         let waited = client.lock(name.as_str()).acquire_timeout(wait).await;
         assert!(waited.is_err());
-        let started = Instant::now();
+        let (started, ruler) = (Instant::now(), Ruler::start());
         let tried = client.lock(name.as_str()).try_acquire().await;
         assert!(matches!(tried, Ok(None)), "round {round}: {tried:?}");
         // The command timeout is 1 s.
-        assert!(started.elapsed() < ms(700), "{:?}", started.elapsed());
+        let took = started.elapsed();
+        assert!(took < ms(700) + ruler.allowance(), "{took:?}");
     }
     drop(guard);
     common::nothing_left(server, &name).await;
@@ -343,11 +344,11 @@ async fn a_lost_hold_is_not_entered_again() {
     );
     assert_eq!(monitor.script_calls(&name).await, 0);
 
-    let other = client.lock(name.as_str()).acquire_timeout(secs(2)).await;
+    let other = client.lock(name.as_str()).acquire_timeout(secs(5)).await;
     assert_eq!(other.unwrap().release().await, ReleaseOutcome::Released);
 
     drop(guard);
-    let fresh = ctx.lock(name.as_str()).acquire_timeout(secs(2)).await;
+    let fresh = ctx.lock(name.as_str()).acquire_timeout(secs(5)).await;
     assert_eq!(fresh.unwrap().depth(), 1);
     common::nothing_left(server, &name).await;
 }
@@ -361,11 +362,11 @@ async fn levels_of_a_lost_hold_leave_the_next_owner_alone() {
     let mut ctx = client.context();
     let mut guards = Vec::new();
     for _ in 0..3 {
-        let lock = ctx.lock(name.as_str()).lease(ms(300)).acquire().await;
+        let lock = ctx.lock(name.as_str()).lease(ms(1500)).acquire().await;
         guards.push(lock.unwrap());
     }
     let mut next = client.context();
-    let theirs = next.lock(name.as_str()).acquire_timeout(secs(3)).await;
+    let theirs = next.lock(name.as_str()).acquire_timeout(secs(6)).await;
     let theirs = theirs.unwrap();
     let inner = next.lock(name.as_str()).acquire().await.unwrap();
     let owner = cli.hash(&name).await;
@@ -424,7 +425,7 @@ async fn contender_worker() {
         return;
     };
     let url = std::env::var("URL").unwrap();
-    let client = LockClient::connect(&url).await.unwrap();
+    let client = client_of(&url, secs(30)).await;
     let mut ctx = client.context();
     let mut guards: Vec<LockGuard> = Vec::new();
     while let Some(line) = me.line().await {

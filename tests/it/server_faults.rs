@@ -1,16 +1,21 @@
 //! What the server itself does wrong: forgets its scripts or its memory, is demoted, refuses writes,
 //! evicts keys, fails over, or permits too little.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use leasehold::{Error, LockClient, LockClientBuilder, LossReason, ReleaseOutcome};
 
 use crate::common::server::free_port;
 use crate::common::*;
-use crate::support::words;
+use crate::support::{client_of, connected, words};
 
 fn builder(server: &Server, lease: u64) -> LockClientBuilder {
-    LockClient::builder().url(server.url()).lease(ms(lease))
+    LockClient::builder()
+        .url(server.url())
+        .lease(ms(lease))
+        .connect_timeout(secs(5))
 }
 
 async fn client(server: &Server, lease: u64) -> LockClient {
@@ -83,12 +88,13 @@ async fn scripts_forgotten_every_5_ms_under_load_go_unnoticed() {
     let client = client(&server, 30_000).await;
     let end = Instant::now() + scaled(ms(1500), secs(30));
     let kept = client.lock(unique_name()).acquire().await.unwrap();
+    let over = Arc::new(AtomicBool::new(false));
     let tasks: Vec<_> = (0..8)
         .map(|_| {
-            let client = client.clone();
+            let (client, over) = (client.clone(), Arc::clone(&over));
             tokio::spawn(async move {
                 let name = unique_name();
-                while Instant::now() < end {
+                while !over.load(Ordering::Relaxed) {
                     let guard = client.lock(name.as_str()).acquire().await.unwrap();
                     assert_eq!(guard.release().await, ReleaseOutcome::Released);
                 }
@@ -97,17 +103,18 @@ async fn scripts_forgotten_every_5_ms_under_load_go_unnoticed() {
         })
         .collect();
     let mut flushes = 0;
-    while Instant::now() < end {
+    // A busy machine takes longer for as many.
+    while Instant::now() < end || flushes < 20 {
         cli.cmd(&["SCRIPT", "FLUSH"]).await.ok();
         flushes += 1;
         // The rhythm of the fault is the subject.
         tokio::time::sleep(ms(5)).await;
         kept.confirm().await.unwrap();
     }
+    over.store(true, Ordering::Relaxed);
     for task in tasks {
         nothing_left(&server, &task.await.unwrap()).await;
     }
-    assert!(flushes > 20, "{flushes}");
     assert_eq!(kept.release().await, ReleaseOutcome::Released);
 }
 
@@ -126,22 +133,23 @@ async fn empty_restart_is_told_at_the_reconnection_and_nothing_is_made_again() {
     let fixed = fixed.acquire().await.unwrap();
     let contested = first.lock(taken.as_str()).acquire().await.unwrap();
     server.restart().await;
-    let restarted = Instant::now();
+    let (restarted, ruler) = (Instant::now(), Ruler::start());
     let next = second
         .lock(taken.as_str())
-        .acquire_timeout(secs(2))
+        .acquire_timeout(secs(5))
         .await
         .unwrap();
-    tokio::time::timeout(secs(3), free.lost().cancelled())
+    tokio::time::timeout(secs(9), free.lost().cancelled())
         .await
         .unwrap();
     for lost in [contested.lost(), fixed.lost()] {
-        tokio::time::timeout(secs(3), lost.cancelled())
+        tokio::time::timeout(secs(9), lost.cancelled())
             .await
             .unwrap();
     }
     // A third of the lease would be ten seconds.
-    assert!(restarted.elapsed() < secs(3), "{:?}", restarted.elapsed());
+    let took = restarted.elapsed();
+    assert!(took < secs(3) + ruler.allowance(), "{took:?}");
     assert_eq!(free.loss_reason(), Some(LossReason::KeyGone));
     assert_eq!(fixed.loss_reason(), Some(LossReason::KeyGone));
     // It may have asked before the other came.
@@ -170,7 +178,7 @@ async fn empty_restart_is_told_at_the_reconnection_and_nothing_is_made_again() {
 #[tokio::test]
 async fn demoted_server_is_a_typed_error_until_it_is_promoted() {
     let server = Server::start();
-    let client = client(&server, 3000).await;
+    let client = client(&server, 6000).await;
     let name = unique_name();
     let held = client.lock(name.as_str()).acquire().await.unwrap();
     server.cmd(&["REPLICAOF", "127.0.0.1", "1"]).await.ok();
@@ -193,12 +201,13 @@ async fn demoted_server_is_a_typed_error_until_it_is_promoted() {
 #[tokio::test]
 async fn demoted_for_longer_than_the_lease_is_lost_in_time() {
     let server = Server::start();
-    let client = client(&server, 500).await;
+    let client = client(&server, 1500).await;
     let held = client.lock(unique_name()).acquire().await.unwrap();
     server.cmd(&["REPLICAOF", "127.0.0.1", "1"]).await.ok();
-    let demoted = Instant::now();
+    let (demoted, ruler) = (Instant::now(), Ruler::start());
     held.lost().cancelled().await;
-    assert!(demoted.elapsed() < ms(600), "{:?}", demoted.elapsed());
+    let took = demoted.elapsed();
+    assert!(took < ms(1600) + ruler.allowance(), "{took:?}");
     assert_eq!(held.loss_reason(), Some(LossReason::DeadlinePassed));
 }
 
@@ -207,14 +216,14 @@ async fn demoted_for_longer_than_the_lease_is_lost_in_time() {
 #[tokio::test]
 async fn too_few_replicas_is_a_typed_error_and_the_release_follows() {
     let server = Server::start();
-    let client = client(&server, 3000).await;
+    let client = client(&server, 6000).await;
     let name = unique_name();
     let held = client.lock(name.as_str()).acquire().await.unwrap();
     set(&server, "min-replicas-to-write", "1").await;
     refused_for(&client, "NOREPLICAS").await;
     let outcome = held.release().await;
     assert!(
-        matches!(outcome, ReleaseOutcome::Unconfirmed { at_most } if at_most <= secs(3)),
+        matches!(outcome, ReleaseOutcome::Unconfirmed { at_most } if at_most <= secs(6)),
         "{outcome:?}"
     );
     set(&server, "min-replicas-to-write", "0").await;
@@ -225,7 +234,7 @@ async fn too_few_replicas_is_a_typed_error_and_the_release_follows() {
 #[tokio::test]
 async fn failed_save_is_a_typed_error_until_it_is_mended() {
     let server = Server::start();
-    let client = client(&server, 3000).await;
+    let client = client(&server, 15_000).await;
     let name = unique_name();
     let held = client.lock(name.as_str()).acquire().await.unwrap();
     set(&server, "save", "3600 1").await;
@@ -261,7 +270,7 @@ async fn failed_save_is_a_typed_error_until_it_is_mended() {
 #[tokio::test]
 async fn loading_after_a_restart_is_waited_out() {
     // While it loads, a server looks at its clients once in two megabytes.
-    let server = Server::start_with(&["--key-load-delay", "1000", "--rdbcompression", "no"]);
+    let server = Server::start_with(&["--key-load-delay", "3000", "--rdbcompression", "no"]);
     let cli = server.cli().await;
     let filler = "x".repeat(16_000);
     for i in 0..600 {
@@ -269,7 +278,7 @@ async fn loading_after_a_restart_is_waited_out() {
             .await
             .ok();
     }
-    let client = client(&server, 6000).await;
+    let client = client(&server, 15_000).await;
     let name = unique_name();
     let held = client.lock(name.as_str()).acquire().await.unwrap();
     server.restart_keeping().await;
@@ -278,7 +287,7 @@ async fn loading_after_a_restart_is_waited_out() {
     let other = unique_name();
     let granted = client
         .lock(other.as_str())
-        .acquire_timeout(secs(5))
+        .acquire_timeout(secs(10))
         .await
         .unwrap();
     held.confirm().await.unwrap();
@@ -295,7 +304,7 @@ async fn loading_after_a_restart_is_waited_out() {
 #[tokio::test]
 async fn full_server_renews_and_releases_and_refuses_new_holds() {
     let server = Server::start();
-    let client = client(&server, 1000).await;
+    let client = client(&server, 2000).await;
     let (one, two) = (unique_name(), unique_name());
     let single = client.lock(one.as_str()).acquire().await.unwrap();
     let mut ctx = client.context();
@@ -313,7 +322,7 @@ async fn full_server_renews_and_releases_and_refuses_new_holds() {
     assert_eq!(outer.depth(), 2);
     single.confirm().await.unwrap();
     // Longer than the lease: the watchdog's renewals are let through too.
-    tokio::time::sleep(ms(1200)).await;
+    tokio::time::sleep(ms(2400)).await;
     assert!(single.is_held() && outer.is_held());
     assert_eq!(
         inner.release().await,
@@ -332,7 +341,7 @@ async fn full_server_renews_and_releases_and_refuses_new_holds() {
 async fn evicted_lock_is_lost_and_the_policy_was_warned_of() {
     let log = Log::start();
     let server = Server::start_with(&["--maxmemory-policy", "volatile-lru"]);
-    let client = client(&server, 900).await;
+    let client = client(&server, 2000).await;
     drop(client.lock(unique_name()).acquire().await.unwrap());
     let name = unique_name();
     let held = client.lock(name.as_str()).acquire().await.unwrap();
@@ -340,9 +349,10 @@ async fn evicted_lock_is_lost_and_the_policy_was_warned_of() {
     set(&server, "maxmemory", "1").await;
     cli.cmd(&["SET", "something", "else"]).await;
     assert!(!cli.exists(&name).await, "not evicted");
-    let evicted = Instant::now();
+    let (evicted, ruler) = (Instant::now(), Ruler::start());
     held.lost().cancelled().await;
-    assert!(evicted.elapsed() < ms(600), "{:?}", evicted.elapsed());
+    let took = evicted.elapsed();
+    assert!(took < ms(1200) + ruler.allowance(), "{took:?}");
     assert_eq!(held.loss_reason(), Some(LossReason::KeyGone));
     assert_eq!(
         held.release().await,
@@ -466,10 +476,8 @@ async fn hold_forgotten_by_a_failover_is_lost_and_the_next_token_is_greater() {
     let primary = primary();
     let replica = replica_of(&primary).await;
     let sentinel = Sentinel::start(&primary).await;
-    let connect = async || {
-        let builder = LockClient::builder().url(sentinel.url()).lease(secs(6));
-        builder.build().await.unwrap()
-    };
+    let url = sentinel.url();
+    let connect = || client_of(&url, secs(6));
     let (first, second) = (connect().await, connect().await);
     let name = unique_name();
     cut_off(&primary, &replica).await;
@@ -488,7 +496,7 @@ async fn hold_forgotten_by_a_failover_is_lost_and_the_next_token_is_greater() {
     .await
     .unwrap();
     assert!(again.fencing_token().unwrap() > old);
-    tokio::time::timeout(secs(6), held.lost().cancelled())
+    tokio::time::timeout(secs(10), held.lost().cancelled())
         .await
         .unwrap();
     assert!(matches!(
@@ -527,18 +535,15 @@ async fn hold_without_enough_replicas_is_undone() {
     let cli = Cli::connect(primary.port()).await;
     cli.cmd(&["AUTH", "pw"]).await.ok();
     for budget in [ms(0), ms(700)] {
-        let started = Instant::now();
+        let (started, ruler) = (Instant::now(), Ruler::start());
         let alone = client.lock(name.as_str()).acquire_timeout(budget).await;
         let Err(error @ Error::Indeterminate { .. }) = alone else {
             panic!("{alone:?}");
         };
         let words = words(&error);
         assert!(words.contains("0 of 1 replicas acknowledged"), "{words}");
-        assert!(
-            started.elapsed() < budget + ms(1500),
-            "{:?}",
-            started.elapsed()
-        );
+        let took = started.elapsed();
+        assert!(took < budget + ms(1500) + ruler.allowance(), "{took:?}");
         eventually(secs(2), "undone", async || !cli.exists(&name).await).await;
     }
     // What is held goes on being renewed between all the waiting.
@@ -571,13 +576,11 @@ async fn copy_of_a_grant_over_another_connection_waits_for_the_replica_again() {
     let primary = primary();
     let replica = replica_of(&primary).await;
     let proxy = Proxy::start(primary.port());
-    let client = LockClient::builder()
-        .url(proxy.url())
-        .lease(secs(6))
-        .replica_acks(1)
-        .build()
-        .await
-        .unwrap();
+    let client = connected(|| {
+        let builder = LockClient::builder().url(proxy.url()).lease(secs(6));
+        builder.replica_acks(1)
+    })
+    .await;
     let warm = client.lock(unique_name()).acquire().await.unwrap();
     assert_eq!(warm.release().await, ReleaseOutcome::Released);
     let name = unique_name();

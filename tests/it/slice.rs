@@ -3,6 +3,7 @@
 use leasehold::{Error, LockClient, LossReason, ReleaseOutcome};
 
 use crate::common::{self, ms, secs};
+use crate::support::client_of;
 
 async fn one_life(client: LockClient) {
     let name = common::unique_name();
@@ -50,7 +51,7 @@ async fn one_life(client: LockClient) {
     drop(short);
 
     let forced = client.lock(name.as_str()).acquire().await.unwrap();
-    let late = client.lock(name.as_str()).acquire_timeout(ms(50)).await;
+    let late = client.lock(name.as_str()).acquire_timeout(secs(1)).await;
     assert!(matches!(late, Err(Error::TimedOut { .. })), "{late:?}");
     assert!(client.force_release(name.as_str()).await.unwrap());
     assert_eq!(
@@ -76,7 +77,7 @@ async fn a_life_in_memory() {
 #[tokio::test]
 async fn a_life_on_a_server() {
     let server = common::server();
-    let client = LockClient::connect(&server.url()).await.unwrap();
+    let client = client_of(&server.url(), secs(30)).await;
     tokio::time::timeout(secs(20), one_life(client))
         .await
         .unwrap();

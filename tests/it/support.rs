@@ -5,15 +5,20 @@ use std::pin::pin;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use leasehold::{Error, LockClient, ReleaseOutcome};
+use leasehold::{Error, LockClient, LockClientBuilder, ReleaseOutcome};
 
 use crate::common::*;
 
-/// A client with the default timeouts. On a busy machine the first connection may take more.
+/// A client with the default timeouts.
 pub(crate) async fn client_of(url: &str, lease: Duration) -> LockClient {
+    connected(|| LockClient::builder().url(url).lease(lease)).await
+}
+
+/// The client that `builder` builds. On a busy machine the first connection may take more than its
+/// timeout.
+pub(crate) async fn connected(builder: impl Fn() -> LockClientBuilder) -> LockClient {
     loop {
-        let builder = LockClient::builder().url(url).lease(lease);
-        match builder.build().await {
+        match builder().build().await {
             Ok(client) => return client,
             Err(Error::Unreachable { .. }) => {}
             Err(error) => panic!("{error:?}"),

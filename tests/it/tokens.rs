@@ -9,7 +9,7 @@ use tokio::sync::Mutex;
 use crate::common::*;
 
 async fn client(server: &Server) -> LockClient {
-    LockClient::connect(&server.url()).await.unwrap()
+    crate::support::client_of(&server.url(), secs(30)).await
 }
 
 /// Holds the lock once, and says with which token.
@@ -192,7 +192,7 @@ async fn token_of_a_lost_hold_is_refused() {
     let name = unique_name();
     let client = client(server).await;
     let mut ctx = client.context();
-    let guard = ctx.lock(name.as_str()).lease(ms(300)).acquire().await;
+    let guard = ctx.lock(name.as_str()).lease(ms(1500)).acquire().await;
     let guard = guard.unwrap();
     assert!(guard.fencing_token().is_ok());
     guard.lost().cancelled().await;

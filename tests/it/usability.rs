@@ -5,13 +5,10 @@ use std::time::Instant;
 use leasehold::{Error, LockClient, LockContext, LockGuard, LossReason, ReleaseOutcome};
 
 use crate::common::*;
+use crate::support::client_of;
 
 async fn client(server: &Server) -> LockClient {
-    LockClient::connect(&server.url()).await.unwrap()
-}
-
-fn with_lease(server: &Server, lease: u64) -> leasehold::LockClientBuilder {
-    LockClient::builder().url(server.url()).lease(ms(lease))
+    client_of(&server.url(), secs(30)).await
 }
 
 /// B78: a guard is owned by whoever has it, in whatever task or thread.
@@ -120,7 +117,7 @@ async fn a_refused_attempt_leaves_nothing_to_release() {
     let mut other = client.context();
     let mut lock = other.lock(name.as_str());
     assert!(lock.try_acquire().await.unwrap().is_none());
-    let timed_out = lock.acquire_timeout(ms(20)).await;
+    let timed_out = lock.acquire_timeout(secs(1)).await;
     assert!(matches!(timed_out, Err(Error::TimedOut { .. })));
     drop(lock);
     drop(other);
@@ -185,7 +182,7 @@ async fn re_entry_is_said_aloud_and_left_as_often_as_entered() {
 async fn errors_tell_the_next_step() {
     let server = Server::start();
     let name = unique_name();
-    let client = with_lease(&server, 900).build().await.unwrap();
+    let client = client_of(&server.url(), secs(3)).await;
     let told = |error: &Error, retryable: bool, cause: bool| {
         assert!(error.to_string().contains(&name), "{error}");
         assert_eq!(error.is_retryable(), retryable, "{error:?}");
@@ -196,12 +193,12 @@ async fn errors_tell_the_next_step() {
         );
     };
     let held = client.lock(name.as_str()).acquire().await.unwrap();
-    let busy = client.lock(name.as_str()).acquire_timeout(ms(30)).await;
+    let busy = client.lock(name.as_str()).acquire_timeout(secs(1)).await;
     let Err(error @ Error::TimedOut { waited, .. }) = &busy else {
         panic!("{busy:?}");
     };
     told(error, true, false);
-    assert!(*waited >= ms(30));
+    assert!(*waited >= secs(1));
 
     server.cmd(&["DEL", &name]).await.ok();
     let lost = held.confirm().await.unwrap_err();
@@ -290,10 +287,10 @@ async fn close_ends_a_hundred_holders_and_waiters_in_order() {
     let client = client(&server).await;
     let base = unique_name();
     let busy = hundreds(&server, &client, &base).await;
-    let started = Instant::now();
+    let (started, ruler) = (Instant::now(), Ruler::start());
     let closing = tokio::spawn({
         let client = client.clone();
-        async move { client.close(ms(1500)).await }
+        async move { client.close(ms(2500)).await }
     });
     for waiter in busy.waiting {
         let told = waiter.await.unwrap();
@@ -306,7 +303,8 @@ async fn close_ends_a_hundred_holders_and_waiters_in_order() {
         ReleaseOutcome::Released
     );
     let report = closing.await.unwrap();
-    assert!(started.elapsed() < ms(1700), "{:?}", started.elapsed());
+    let took = started.elapsed();
+    assert!(took < ms(2700) + ruler.allowance(), "{took:?}");
     assert_eq!((report.lost, report.unconfirmed), (99, 0));
     for guard in &held {
         assert_eq!(guard.loss_reason(), Some(LossReason::ClientClosed));
@@ -330,13 +328,14 @@ async fn close_ends_a_hundred_holders_and_waiters_in_order() {
 async fn close_returns_in_time_when_the_server_is_silent() {
     let log = Log::start();
     let server = Server::start();
-    let client = with_lease(&server, 3000).build().await.unwrap();
+    let client = client_of(&server.url(), secs(5)).await;
     let base = unique_name();
     let busy = hundreds(&server, &client, &base).await;
     server.stop();
-    let started = Instant::now();
+    let (started, ruler) = (Instant::now(), Ruler::start());
     let report = client.close(ms(800)).await;
-    assert!(started.elapsed() < ms(1000), "{:?}", started.elapsed());
+    let took = started.elapsed();
+    assert!(took < ms(1000) + ruler.allowance(), "{took:?}");
     assert_eq!((report.lost, report.unconfirmed), (100, 100));
     for waiter in busy.waiting {
         assert!(matches!(waiter.await.unwrap(), Err(Error::Closed)));
@@ -347,7 +346,7 @@ async fn close_returns_in_time_when_the_server_is_silent() {
     server.cont();
     assert_eq!(count, 100);
     let cli = server.cli().await;
-    eventually(secs(4), "leases end", async || {
+    eventually(secs(7), "leases end", async || {
         let mut left = cli.keys_with(&base).await;
         left.retain(|key| !key.contains("token"));
         left.is_empty()
@@ -392,14 +391,15 @@ async fn service_worker() {
     let var = |name: &str| std::env::var(name).unwrap();
     let mut end =
         tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate()).unwrap();
-    let client = LockClient::builder()
-        .url(var("URL"))
-        .lease(ms(var("LEASE").parse().unwrap()))
-        .build()
-        .await
-        .unwrap();
+    let client = client_of(&var("URL"), ms(var("LEASE").parse().unwrap())).await;
     me.say("ready");
-    let guard = client.lock(var("NAME")).acquire().await.unwrap();
+    // On a busy machine the server may be silent for longer than a short lease.
+    let guard = loop {
+        match client.lock(var("NAME")).acquire().await {
+            Ok(guard) => break guard,
+            Err(error) => assert!(error.is_retryable(), "{error:?}"),
+        }
+    };
     me.say("held");
     end.recv().await;
     drop(guard);
@@ -431,9 +431,10 @@ async fn sigterm_hands_the_lock_to_the_next_process_at_once() {
         let mut new = service(server, &name, "10000").await;
         cli.until_waiters(&name, 1).await;
         old.terminate();
-        let told = Instant::now();
+        let (told, ruler) = (Instant::now(), Ruler::start());
         new.expect("held").await;
-        assert!(told.elapsed() < ms(500), "{:?}", told.elapsed());
+        let took = told.elapsed();
+        assert!(took < ms(500) + ruler.allowance(), "{took:?}");
         old.expect("closed 0 0").await;
         assert!(old.wait().await.success());
         old = new;
@@ -450,19 +451,19 @@ async fn sigkill_frees_the_lock_within_one_lease() {
     let server = server();
     let name = unique_name();
     let cli = server.cli().await;
-    let mut old = service(server, &name, "1000").await;
+    let mut old = service(server, &name, "2000").await;
     old.expect("held").await;
     for _ in 0..scaled(2, 50) {
-        let mut new = service(server, &name, "1000").await;
+        let mut new = service(server, &name, "2000").await;
         cli.until_waiters(&name, 1).await;
         let owner = cli.hash(&name).await;
         old.kill();
-        let killed = Instant::now();
+        let (killed, ruler) = (Instant::now(), Ruler::start());
         let left = cli.pttl(&name).await;
         new.expect("held").await;
         assert_ne!(cli.hash(&name).await, owner);
         let took = killed.elapsed();
-        assert!(took < ms(1400), "{took:?}");
+        assert!(took < ms(2400) + ruler.allowance(), "{took:?}");
         assert!(
             took + ms(20) > ms(u64::try_from(left).unwrap()),
             "{took:?} with a lease of {left} ms left"
