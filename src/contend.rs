@@ -114,7 +114,11 @@ impl Queues {
         });
         match start {
             Some(Serving::Directly) => {
-                line.attempt(permit, None);
+                if !line.attempt(permit, None) {
+                    // A hand-off was quicker, and the waiter has its offer already.
+                    line.state.lock().serving = Serving::Nobody;
+                    line.serve_the_rest();
+                }
             }
             Some(_) => line.start_task(Next::Again),
             // The task sleeps for somebody who has left, or for those who do not answer.
