@@ -122,8 +122,10 @@ impl Watchdog {
                 () = sleep(engine, next) => {}
             }
             let now = engine.now();
-            while let Some(due) = self.first_due(now) {
-                due.due(now);
+            while let Some((appointment, who)) = self.first_due(now) {
+                who.due(now);
+                // Still there if it was over already, and whoever ended it has not come to cancel it.
+                self.cancel(appointment);
             }
             if self.keeps_any() {
                 engine.announce(now);
@@ -131,10 +133,10 @@ impl Watchdog {
         }
     }
 
-    fn first_due(&self, now: Instant) -> Option<Arc<dyn Timed>> {
+    fn first_due(&self, now: Instant) -> Option<(Appointment, Arc<dyn Timed>)> {
         let state = self.state.lock();
         let (first, who) = state.appointments.first_key_value()?;
-        (first.at <= now).then(|| Arc::clone(who))
+        (first.at <= now).then(|| (*first, Arc::clone(who)))
     }
 
     pub(crate) fn keeps_any(&self) -> bool {
