@@ -122,7 +122,7 @@ fn two_events(name: &str, how: How, one: Event, other: Event) -> usize {
 /// What a caller is told whose time is up is found out while the dispatcher looks at the same line.
 #[test]
 fn time_is_up_while_the_next_attempt_is_sent() {
-    let how = scaled(How::Deviating(2), How::Deviating(4));
+    let how = scaled(How::Deviating(2), How::Deviating(3));
     explore("time-up", how, || {
         let world = World::new(Time::ByHand, 1);
         let guard = taken(&world);
