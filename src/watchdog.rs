@@ -15,7 +15,7 @@ use crate::sync::{Mutex, Notify};
 
 /// Something with an appointment.
 pub(crate) trait Timed: Send + Sync {
-    /// The time has come, `now` at the latest. Must cancel or move its own appointment.
+    /// The time has come, `now` at the latest. The appointment is over afterwards, unless it is moved.
     fn due(self: Arc<Self>, now: Instant);
 
     /// The hold this is about, if it is one that somebody believes in.
@@ -122,9 +122,10 @@ impl Watchdog {
                 () = sleep(engine, next) => {}
             }
             let now = engine.now();
-            while let Some((appointment, who)) = self.first_due(now) {
-                who.due(now);
-                // Still there if it was over already, and whoever ended it has not come to cancel it.
+            while let Some((appointment, due)) = self.first_due(now) {
+                due.due(now);
+                // Whoever ended it on another thread may not have come to that yet: not to be waited
+                // for in a loop.
                 self.cancel(appointment);
             }
             if self.keeps_any() {
