@@ -281,7 +281,13 @@ impl LockGuard {
     async fn renew(&self, operation: &'static str, lease: Duration) -> Result<(), Error> {
         self.ensure_held()?;
         let (reply, answer) = oneshot::channel();
-        let mut job = self.hold.renewal(lease, Box::new(Asked { reply }));
+        let mut job = self.hold.renewal(
+            lease,
+            Box::new(AskedOfHold {
+                hold: Arc::clone(&self.hold),
+                asked: Asked { reply },
+            }),
+        );
         let engine = &self.hold.engine;
         job.give_up = job
             .give_up
@@ -393,6 +399,22 @@ impl fmt::Debug for LockGuard {
         f.debug_struct("LockGuard")
             .field("hold", &self.hold)
             .finish_non_exhaustive()
+    }
+}
+
+/// Hands the outcome of a renewal to whoever asked for it, as long as the hold is held.
+struct AskedOfHold {
+    hold: Arc<Hold>,
+    asked: Asked,
+}
+
+impl Requester for AskedOfHold {
+    fn wanted(&self) -> bool {
+        self.asked.wanted() && self.hold.is_held()
+    }
+
+    fn done(self: Box<Self>, outcome: Outcome) {
+        Box::new(self.asked).done(outcome);
     }
 }
 

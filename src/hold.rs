@@ -286,6 +286,11 @@ impl Hold {
         }
     }
 
+    /// Whether it was neither left nor lost so far; the clock is not looked at.
+    pub(crate) fn is_held(&self) -> bool {
+        self.state.lock().phase == Phase::Held
+    }
+
     /// When it will be lost unless it is renewed.
     pub(crate) fn deadline(&self) -> Instant {
         let state = self.state.lock();
@@ -851,7 +856,7 @@ struct Renewal {
 
 impl Requester for Renewal {
     fn wanted(&self) -> bool {
-        self.hold.state.lock().phase == Phase::Held
+        self.hold.is_held()
     }
 
     fn done(self: Box<Self>, outcome: Outcome) {

@@ -108,7 +108,10 @@ impl Judge {
                     self.granted.insert(to);
                 }
                 // For the one that has it no more, it is the release.
-                *self.asked.get_mut(&from).expect("handed on, but never asked for") += 1;
+                *self
+                    .asked
+                    .get_mut(&from)
+                    .expect("handed on, but never asked for") += 1;
             }
             _ => {}
         }

@@ -331,16 +331,17 @@ impl Reader {
                 close(holds, lock, &ids(after), index, at);
                 open(holds, lock, &ids(after), index, at, &did.name);
             }
-            None if ran.left_ms.is_some() || found || ran.answer == Answered::Taken => {
-                if lock.owners.is_empty() && found {
-                    open(holds, lock, &[did.hold], index, at, &did.name);
-                }
-            }
-            // Gone with its lease, or, as only an op of its own can tell, without a record.
-            None if at >= lock.end => close(holds, lock, &[], index, at),
+            // Another has it, or this one: the server is another, with an older memory.
             None if ran.answer == Answered::Gone && absurd => {
                 close(holds, lock, &[], index, at);
             }
+            None if found && did.verb != Done::Force && !lock.owners.contains(&did.hold) => {
+                close(holds, lock, &[], index, at);
+                open(holds, lock, &[did.hold], index, at, &did.name);
+            }
+            None if ran.left_ms.is_some() || found || ran.answer == Answered::Taken => {}
+            // Gone with its lease, or, as only an op of its own can tell, without a record.
+            None if at >= lock.end => close(holds, lock, &[], index, at),
             // Lost with the memory, or without expiry: that will show.
             None => return,
         }
