@@ -431,12 +431,13 @@ impl Trouble {
 }
 
 impl Waiter {
-    /// Ends the wait with an answer that is not a grant.
-    fn resolve(&self, phase: WaitPhase) {
+    /// Ends the wait with an answer that is not a grant; `false` if there is nothing to end, or an offer
+    /// out.
+    fn resolve(&self, phase: WaitPhase) -> bool {
         let waker = {
             let mut state = self.state.lock();
             if !matches!(state.phase, WaitPhase::Waiting) {
-                return;
+                return false;
             }
             state.phase = phase;
             state.waker.take()
@@ -444,6 +445,7 @@ impl Waiter {
         if let Some(waker) = waker {
             waker.wake();
         }
+        true
     }
 
     fn answers(&self) -> bool {
@@ -747,10 +749,12 @@ impl Line {
         Next::Again
     }
 
-    /// Ends the wait of one waiter and takes it out of the line.
+    /// Ends the wait of one waiter and takes it out of the line. One with an offer keeps its place: the
+    /// offer may come back.
     fn resolve(&self, waiter: &Arc<Waiter>, phase: WaitPhase) {
-        self.state.lock().remove(waiter);
-        waiter.resolve(phase);
+        if waiter.resolve(phase) {
+            self.state.lock().remove(waiter);
+        }
     }
 
     /// Others hold the lock: tells those who wanted one attempt, and for whom this was it.

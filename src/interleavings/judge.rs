@@ -108,6 +108,9 @@ impl Judge {
                     self.granted.insert(to);
                 }
                 // For the one that has it no more, it is the release.
+                if matches!(answer, Answer::Late | Answer::Refused(_)) {
+                    return;
+                }
                 *self
                     .asked
                     .get_mut(&from)
