@@ -131,6 +131,18 @@ impl Queues {
         })
     }
 
+    /// What somebody is told who waited for an acquisition of this name that waits for the server.
+    pub(crate) fn trouble(&self, name: &str) -> Option<Error> {
+        let line = self.by_name.lock().get(name).cloned();
+        line?.trouble().map(|trouble| trouble.error(name))
+    }
+
+    /// Nobody is served any more: lines hold the engine, and the engine its lines.
+    pub(crate) fn end(&self) {
+        let lines = std::mem::take(&mut *self.by_name.lock());
+        drop(lines);
+    }
+
     #[cfg(test)]
     pub(crate) fn is_empty(&self) -> bool {
         self.by_name.lock().is_empty()
@@ -367,28 +379,7 @@ impl Ticket {
     pub(crate) fn out_of_time(&self) -> Error {
         let waited = self.line.engine.now() - self.waiter.joined;
         let name = &self.line.name;
-        // Asked for longer than an answer takes, and nothing heard: "no answer" is not "no".
-        let now = self.line.engine.now();
-        let unheard = |state: &LineState| {
-            let asked = state.asked?;
-            let silent = state.heard.is_none() || asked + OFFER_WINDOW < now;
-            silent.then(|| Trouble {
-                cause: Cause::new("no answer in time"),
-                unanswered: true,
-            })
-        };
-        let trouble = {
-            let state = self.line.state.lock();
-            state.trouble.clone().or_else(|| unheard(&state))
-        };
-        // Nothing was asked for this waiter meanwhile, but it would not have been answered. The line is
-        // not locked: the dispatcher looks at it with its own lock held.
-        let trouble = trouble.or_else(|| {
-            Some(Trouble {
-                cause: self.line.engine.dispatcher.trouble()?,
-                unanswered: false,
-            })
-        });
+        let trouble = self.line.trouble();
         if let Some(trouble) = trouble {
             return trouble.error(name);
         }
@@ -482,6 +473,32 @@ impl Line {
             }),
             kick: Notify::new(),
         }
+    }
+
+    /// Why nothing was heard of late, if nothing was.
+    fn trouble(&self) -> Option<Trouble> {
+        // Asked for longer than an answer takes, and nothing heard: "no answer" is not "no".
+        let now = self.engine.now();
+        let unheard = |state: &LineState| {
+            let asked = state.asked?;
+            let silent = state.heard.is_none() || asked + OFFER_WINDOW < now;
+            silent.then(|| Trouble {
+                cause: Cause::new("no answer in time"),
+                unanswered: true,
+            })
+        };
+        let trouble = {
+            let state = self.state.lock();
+            state.trouble.clone().or_else(|| unheard(&state))
+        };
+        // Nothing was asked meanwhile, but it would not have been answered. The line is not locked: the
+        // dispatcher looks at it with its own lock held.
+        trouble.or_else(|| {
+            Some(Trouble {
+                cause: self.engine.dispatcher.trouble()?,
+                unanswered: false,
+            })
+        })
     }
 
     /// The first in line who would answer an offer.
@@ -808,7 +825,9 @@ impl Line {
                     .waiters
                     .range(from..)
                     .map(|(_, waiter)| waiter)
-                    .find(|waiter| waiter.wish.terms.first_lease() == lease && waiter.answers())
+                    .find(|waiter| waiter.answers())
+                    // With another lease it is this one's turn all the same: nobody overtakes it.
+                    .filter(|waiter| waiter.wish.terms.first_lease() == lease)
                     .cloned();
                 state.offered = next.is_some();
                 if next.is_some() {

@@ -93,6 +93,8 @@ pub(crate) struct Job {
     /// Held by acquisitions, so that their number is bounded.
     permit: Option<OwnedSemaphorePermit>,
     once: bool,
+    /// Goes in a call of its own: one with others was refused, and it may have been for their sake.
+    alone: bool,
     /// Set for a release somebody waits for, while it is not done.
     counted: Option<Counted>,
     requester: Option<Box<dyn Requester>>,
@@ -131,6 +133,7 @@ impl Job {
             sit_out_us: None,
             permit: None,
             once: false,
+            alone: false,
             counted: None,
             requester: None,
             progress: Progress::default(),
@@ -608,6 +611,18 @@ impl Dispatcher {
                     self.answered(job, answer, sent, server_now_us, now);
                 }
             }
+            // The server looks at the keys of the whole call before it runs: one that is forbidden
+            // refuses all. So each is asked by itself.
+            Err(NoReply::Refused(refusal)) if jobs.len() > 1 => {
+                for mut job in jobs {
+                    job.alone = true;
+                    if now < job.give_up || job.must_be_sent() {
+                        self.once_more(job);
+                    } else {
+                        self.answered(job, Answer::Refused(refusal.clone()), now, 0, now);
+                    }
+                }
+            }
             Err(NoReply::Refused(refusal)) => {
                 for job in jobs {
                     self.answered(job, Answer::Refused(refusal.clone()), now, 0, now);
@@ -662,7 +677,10 @@ impl Dispatcher {
                     .get_or_insert_with(|| Cause::new("arrived past its deadline"));
                 return self.again(job, now, false);
             }
-            Answer::Refused(ref refusal) if refusal.kind == RefusalKind::Unavailable => {
+            // A final release is repeated whatever the reason: rules and passwords are mended.
+            Answer::Refused(ref refusal)
+                if refusal.kind == RefusalKind::Unavailable || job.must_be_sent() =>
+            {
                 job.progress.cause = Some(Cause::new(refusal.message.clone()));
                 return self.again(job, now, true);
             }
@@ -689,6 +707,17 @@ impl Dispatcher {
                 drop(state);
                 self.work.notify_one();
             }
+        }
+    }
+
+    /// Puts a job back that has not run, and may be told so by nobody else.
+    fn once_more(&self, mut job: Job) {
+        let mut state = self.state.lock();
+        if state.ended {
+            drop(state);
+            job.tell(Outcome::Failed(Failure::Closed));
+        } else {
+            state.enqueue(job);
         }
     }
 
@@ -786,6 +815,8 @@ fn take_batch(
         let alike = batch.first().is_none_or(|first| {
             std::mem::discriminant(&first.op.verb) == std::mem::discriminant(&job.op.verb)
                 && first.timeout == job.timeout
+                && !first.alone
+                && !job.alone
         });
         if !alike {
             return;

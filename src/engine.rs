@@ -215,6 +215,7 @@ impl Engine {
         for hold in self.watchdog.holds() {
             hold.lose(LossReason::ClientClosed);
         }
+        self.queues.end();
         self.store.close();
     }
 }
@@ -281,14 +282,14 @@ struct Floors {
 
 impl Floors {
     fn of(&self, name: &str) -> u64 {
+        let ahead = if self.any_ahead.load(Ordering::Relaxed) {
+            self.ahead.lock().get(name).copied()
+        } else {
+            None
+        };
+        // After that: one that is forgotten there was counted here before.
         let common = self.common.load(Ordering::Relaxed);
-        if !self.any_ahead.load(Ordering::Relaxed) {
-            return common;
-        }
-        self.ahead
-            .lock()
-            .get(name)
-            .map_or(common, |ahead| common.max(*ahead))
+        ahead.map_or(common, |ahead| common.max(ahead))
     }
 
     fn saw(&self, name: &Arc<str>, token: u64, server_now_us: u64) {
@@ -299,7 +300,12 @@ impl Floors {
         self.any_ahead.store(true, Ordering::Relaxed);
         let mut ahead = self.ahead.lock();
         if ahead.len() >= MAX_AHEAD && !ahead.contains_key(name) {
-            ahead.pop_first();
+            // The smallest, and for all names from now on: what was seen is never forgotten.
+            let least = ahead.iter().min_by_key(|(_, floor)| **floor);
+            if let Some((name, floor)) = least.map(|(name, floor)| (Arc::clone(name), *floor)) {
+                self.common.fetch_max(floor, Ordering::Relaxed);
+                ahead.remove(&name);
+            }
         }
         let floor = ahead.entry(Arc::clone(name)).or_default();
         *floor = (*floor).max(token);

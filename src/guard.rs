@@ -4,7 +4,7 @@ use std::fmt;
 use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::sync::Arc;
-use std::task::Poll;
+use std::task::{Poll, ready};
 use std::time::Duration;
 
 use tokio::sync::oneshot;
@@ -241,7 +241,12 @@ impl LockGuard {
             if let Poll::Ready(reason) = lost.as_mut().poll(cx) {
                 return Poll::Ready(Err(self.lost_error(reason)));
             }
-            work.as_mut().poll(cx).map(Ok)
+            let done = ready!(work.as_mut().poll(cx));
+            // Also after its last step, which may have been a long one.
+            Poll::Ready(match self.hold.loss_reason() {
+                Some(reason) => Err(self.lost_error(reason)),
+                None => Ok(done),
+            })
         })
         .await
     }
@@ -357,14 +362,21 @@ impl LockGuard {
             outcome = outcome => outcome.ok(),
             () = hold.engine.env.sleep_until(timeout) => None,
         };
-        outcome.unwrap_or_else(|| match instead {
+        let outcome = outcome.unwrap_or_else(|| match instead {
             ReleaseOutcome::Unconfirmed { .. } => ReleaseOutcome::Unconfirmed {
                 at_most: hold
                     .server_end()
                     .saturating_duration_since(hold.engine.now()),
             },
             instead => instead,
-        })
+        });
+        match outcome {
+            // Lost while the answer was waited for.
+            ReleaseOutcome::StillHeld { .. } => {
+                hold.loss_reason().map_or(outcome, ReleaseOutcome::Lost)
+            }
+            outcome => outcome,
+        }
     }
 
     fn leave(&mut self, reply: Option<oneshot::Sender<ReleaseOutcome>>) -> Option<Left> {

@@ -263,7 +263,7 @@ impl Lock {
             Budget::Once => place.try_enter(),
             Budget::Unlimited | Budget::Until(_) => {
                 let entered = self.within(budget, place.enter()).await?;
-                Some(entered.ok_or_else(|| self.timed_out(engine.now() - started))?)
+                Some(entered.ok_or_else(|| self.behind_own_flow(started))?)
             }
         };
         let Some(_gate) = gate else { return Ok(None) };
@@ -302,13 +302,12 @@ impl Lock {
             terms: *terms,
             once: matches!(budget, Budget::Once),
         };
+        // Once for all of it: waiting for a permit is part of the attempt.
+        let budget = self.at_most_once(budget, terms);
         let permits = Arc::clone(&engine.permits);
         let permit = match Arc::clone(&permits).try_acquire_owned() {
             Ok(permit) => permit,
-            Err(_) => match self
-                .within(self.at_most_once(budget, terms), permits.acquire_owned())
-                .await?
-            {
+            Err(_) => match self.within(budget, permits.acquire_owned()).await? {
                 Some(Ok(permit)) => permit,
                 Some(Err(_)) => return Err(Error::Closed),
                 None => {
@@ -320,7 +319,7 @@ impl Lock {
             return Ok(None);
         };
         let claim = poll_fn(|cx| ticket.poll_claim(cx));
-        match self.within(self.at_most_once(budget, terms), claim).await? {
+        match self.within(budget, claim).await? {
             Some(claimed) => claimed,
             None => Err(ticket.out_of_time()),
         }
@@ -413,6 +412,14 @@ impl Lock {
             value = future => Ok(Some(value)),
             () = end_of(engine, budget) => Ok(None),
         }
+    }
+
+    /// Another acquisition of this flow was under way all the time: for the lock, or for an answer.
+    fn behind_own_flow(&self, started: Instant) -> Error {
+        let engine = self.engine();
+        let silent = engine.queues.trouble(&self.name);
+        let silent = silent.or_else(|| Some(self.unreachable(engine.dispatcher.trouble()?)));
+        silent.unwrap_or_else(|| self.timed_out(engine.now() - started))
     }
 
     fn timed_out(&self, waited: Duration) -> Error {

@@ -21,6 +21,7 @@ mod hand_off;
 mod harness;
 mod outage;
 mod reentrancy;
+mod refused;
 mod replay;
 mod retries;
 mod server_faults;
