@@ -159,8 +159,8 @@ class Bench:
             names=10_000 if quick else 1_000_000, url2=self.second.url,
         )
         self.second.ask("FLUSHALL")
-        sizes = [(1000, 12), (10_000, 12)] if not quick else [(1000, 11)]
-        for count, time_of_it in sizes + [(5000, 11) if quick else (100_000, 180)]:
+        sizes = [(2000, 11)] if quick else [(10_000, 15), (30_000, 15), (100_000, 180)]
+        for count, time_of_it in sizes:
             self.run(OURS, "holds", 0, limit=400, holds=count, seconds=time_of_it)
 
     def processes(self, library, number, seconds):
@@ -211,8 +211,8 @@ class Figures:
 def number(value):
     if value is None:
         return "–"
-    if value == 0:
-        return "0"
+    if value == int(value) and abs(value) < 1000:
+        return str(int(value))
     if abs(value) >= 1000:
         return f"{value:,.0f}".replace(",", "\u202f")
     if abs(value) >= 100:
@@ -449,7 +449,7 @@ def draw(figures, folder):
                 series, log_x=True)
     lines = f.lines(OURS, "holds")
     series = [
-        (label, [(line["holds"], line[key]) for line in lines if key in line])
+        (label, [(line["holds"], max(line[key], 0)) for line in lines if key in line])
         for label, key in (("server CPU", "server_cpu_us_per_renewal"), ("in scripts", "script_us_per_renewal"))
     ]
     plots.lines(f"{folder}/renewal.svg", "Cost of a renewal on the server", "holds", "µs a renewal", series, log_x=True)
@@ -460,7 +460,7 @@ def main():
     for name in ("rust", "go", "java", "python", "out", "results"):
         parser.add_argument(f"--{name}")
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--from-results", help="write the page from the results of an earlier run")
+    parser.add_argument("--from-results", metavar="FILE", help="write the page from the results of an earlier run")
     asked = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     load = os.getloadavg()[0]

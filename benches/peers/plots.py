@@ -2,8 +2,8 @@
 
 import math
 
-WIDTH, HEIGHT = 720, 400
-LEFT, RIGHT, TOP, BOTTOM = 76, 150, 44, 52
+WIDTH, HEIGHT = 720, 420
+LEFT, RIGHT, TOP, BOTTOM = 76, 150, 66, 52
 LIGHT = ["#c0392b", "#2471a3", "#1e8449", "#7d3c98", "#b9770e", "#5d6d7e"]
 DARK = ["#ff7b6b", "#6cb6ff", "#57d98a", "#d2a8ff", "#f2c14e", "#aab7c4"]
 
@@ -30,7 +30,7 @@ def ticks(least, most):
 
 
 def lines(path, title, x_label, y_label, series, log_x=False):
-    """Writes one line per (label, [(x, y), ...]); x by its logarithm if asked."""
+    """Writes one line per (label, [(x, y), ...]), the first one bold; x by its logarithm if asked."""
     series = [(label, points) for label, points in series if points]
     if not series:
         return
@@ -65,7 +65,8 @@ def lines(path, title, x_label, y_label, series, log_x=False):
         out.append(f'<text class="ink" x="{LEFT - 8}" y="{down + 4:.1f}" text-anchor="end">{short(value)}</text>')
     marks = sorted(set(xs))
     if log_x and len(marks) > 8:
-        marks = [10**power for power in range(math.ceil(low - 1e-9), math.floor(high + 1e-9) + 1)]
+        powers = range(math.ceil(low - 1e-9), math.floor(high + 1e-9) + 1)
+        marks = [10**power for power in powers]
     for value in marks:
         across, _ = place(value, 0)
         base = HEIGHT - BOTTOM
@@ -73,11 +74,12 @@ def lines(path, title, x_label, y_label, series, log_x=False):
         out.append(f'<text class="ink" x="{across:.1f}" y="{base + 20}" text-anchor="middle">{short(value)}</text>')
     middle = (LEFT + WIDTH - RIGHT) / 2
     out.append(f'<text class="ink" x="{middle}" y="{HEIGHT - 12}" text-anchor="middle">{escape(x_label)}</text>')
-    out.append(f'<text class="ink" x="{LEFT}" y="{TOP - 4}" text-anchor="end" font-size="11">{escape(y_label)}</text>')
+    out.append(f'<text class="ink" x="{LEFT}" y="{TOP - 16}">{escape(y_label)}</text>')
     for at, (label, points) in enumerate(series):
         color = at % len(LIGHT)
         path_points = " ".join(f"{x:.1f},{y:.1f}" for x, y in (place(*point) for point in points))
-        out.append(f'<polyline class="line s{color}" points="{path_points}"/>')
+        width = ' style="stroke-width:3.4"' if at == 0 else ""  # ours
+        out.append(f'<polyline class="line s{color}"{width} points="{path_points}"/>')
         if len(points) <= 8:
             for point in points:
                 x, y = place(*point)

@@ -50,8 +50,10 @@ async def main():
                 hand_offs += other
 
     tasks = [asyncio.create_task(contend(task)) for task in range(asked.tasks)]
-    await asyncio.wait(tasks, timeout=0.4 + asked.seconds + 0.3)
-    for task in tasks:
+    done, waiting_still = await asyncio.wait(tasks, timeout=0.4 + asked.seconds + 0.3)
+    for task in done:
+        task.result()
+    for task in waiting_still:
         task.cancel()
     waits += [max(end - max(since, begin), 0) for since in waiting if since is not None]
     waits.sort()

@@ -21,7 +21,7 @@ async fn probe(client: LockClient, time: Duration) -> Vec<f64> {
         let guard = client.lock("bench:probe").acquire().await.unwrap();
         times.push(asked.elapsed().as_nanos() as f64 / 1e6);
         guard.release().await.into_result().unwrap();
-        tokio::time::sleep(Duration::from_millis(5)).await;
+        tokio::time::sleep(Duration::from_millis(10)).await;
     }
     sort(&mut times);
     times
@@ -74,9 +74,16 @@ pub async fn holds(options: Options, count: usize) {
 
     let without_time = options.time().div_f64(4.0).min(Duration::from_secs(15));
     let before = server.counters().await;
+    let own_before = own_cpu_us();
     let without = probe(client.clone(), without_time).await;
     let after = server.counters().await;
-    let idle_us_per_s = (after.cpu_us - before.cpu_us) / without_time.as_secs_f64();
+    // What the probe and the idle server cost by themselves.
+    let each_second = |used: f64| used / without_time.as_secs_f64();
+    let idle_us = each_second(after.cpu_us - before.cpu_us);
+    let idle_script_us = each_second(after.script_us() - before.script_us());
+    let own_idle_us = own_cpu_us()
+        .zip(own_before)
+        .map(|(after, before)| each_second(after - before));
 
     let empty = settled().await;
     let start = Instant::now();
@@ -108,7 +115,8 @@ pub async fn holds(options: Options, count: usize) {
         .map(|(after, before)| after - before);
     // Of our scripts only the one that renews asks for a field.
     let renewals = after.calls("hget") - before.calls("hget");
-    let server_us = after.cpu_us - before.cpu_us - idle_us_per_s * seconds;
+    let server_us = after.cpu_us - before.cpu_us - idle_us * seconds;
+    let script_us = after.script_us() - before.script_us() - idle_script_us * seconds;
     let lost = guards.iter().filter(|guard| !guard.is_held()).count();
     let late = resident();
     let busiest = seconds_of_renewals.iter().copied().fold(0.0, f64::max);
@@ -120,13 +128,18 @@ pub async fn holds(options: Options, count: usize) {
         .add("taken_in_s", taken)
         .add("renewals", renewals)
         .add("server_cpu_us_per_renewal", server_us / renewals)
-        .add(
-            "script_us_per_renewal",
-            (after.script_us() - before.script_us()) / renewals,
-        )
+        .add("script_us_per_renewal", script_us / renewals)
         .add("script_calls", after.script_calls() - before.script_calls())
         .add("busiest_second_over_mean", busiest * seconds / renewals)
-        .add("client_cpu_percent", own.map(|us| us / seconds / 1e4))
+        .add(
+            "client_cpu_percent",
+            own.zip(own_idle_us)
+                .map(|(own, idle)| (own / seconds - idle) / 1e4),
+        )
+        .add(
+            "client_cpu_percent_with_probe",
+            own.map(|us| us / seconds / 1e4),
+        )
         .add("acquire_p99_ms_without", percentile(&without, 0.99))
         .add("acquire_p99_ms_with", percentile(&with, 0.99))
         .add("acquire_p50_ms_without", percentile(&without, 0.5))

@@ -64,7 +64,7 @@ public final class Peers {
   private static void worker(RedissonClient client, String name, int tasks) throws Exception {
     // The classes are loaded and compiled before the work begins.
     RLock warm = client.getLock(name + ":warm:" + ProcessHandle.current().pid());
-    for (int i = 0; i < 2000; i++) {
+    for (int i = 0; i < 500; i++) {
       warm.lock();
       warm.unlock();
     }
