@@ -4,7 +4,11 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(
     not(feature = "testing"),
-    allow(unreachable_pub, reason = "public with the feature `testing`")
+    allow(
+        unreachable_pub,
+        dead_code,
+        reason = "public, and seeded, with the feature `testing`"
+    )
 )]
 #[non_exhaustive]
 pub enum Bug {

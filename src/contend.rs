@@ -36,7 +36,7 @@ use crate::config::{
 };
 use crate::dispatch::{Answered, Failure, Job, Outcome, Requester};
 use crate::engine::Engine;
-use crate::env::later;
+use crate::env::{later, until};
 use crate::error::Error;
 use crate::guard::ReleaseOutcome;
 use crate::hold::{Hold, Terms};
@@ -211,6 +211,8 @@ struct LineState {
     offered: bool,
     /// A hold of this client is on its way to the next in line.
     handing: bool,
+    /// A release was posted that ends a chain, and has no answer yet: that says whether others heard it.
+    releasing: bool,
     /// Nobody is to try before: others were told that the lock is free, and have to get there first.
     stand_back: Option<Instant>,
     /// The task sleeps, and wants to be woken only by `try_now` or an empty line.
@@ -458,6 +460,7 @@ impl Line {
                 try_now: false,
                 offered: false,
                 handing: false,
+                releasing: false,
                 stand_back: None,
                 resting: false,
                 listening: false,
@@ -533,6 +536,7 @@ impl Line {
         {
             let mut state = self.state.lock();
             state.claimed_until = None;
+            state.releasing = false;
             if heard > u64::from(state.listening) && !state.waiters.is_empty() {
                 let pause = self.jittered(STAND_BACK);
                 state.stand_back = Some(later(self.engine.now(), pause));
@@ -557,6 +561,7 @@ impl Line {
         let chain = Chain::longer(hold.chain, now);
         let passing = self.state.lock().has_it();
         let Some(chain) = chain.filter(|_| !passing) else {
+            self.state.lock().releasing = true;
             return hold.post_release(reply);
         };
         {
@@ -1097,9 +1102,17 @@ impl Line {
 
     /// Lets those of other processes go first, once after a release that they heard.
     async fn stand_back(&self) {
-        let until = self.state.lock().stand_back.take();
-        if let Some(until) = until {
-            self.engine.env.sleep_until(until).await;
+        // The message of our own release may be quicker than its answer.
+        let patience = later(self.engine.now(), OFFER_WINDOW);
+        while self.state.lock().releasing {
+            let kicked = until(&*self.engine.env, patience, self.kick.notified());
+            if kicked.await.is_none() {
+                break;
+            }
+        }
+        let earliest = self.state.lock().stand_back.take();
+        if let Some(earliest) = earliest {
+            self.engine.env.sleep_until(earliest).await;
         }
     }
 

@@ -210,7 +210,8 @@ impl Hold {
             let fresh = left >= two_thirds;
             // Counted back from the end of the lease, which was confirmed by the grant.
             state.renew_at = Some(if fresh {
-                later(now, left.saturating_sub(two_thirds))
+                let due = later(now, left.saturating_sub(two_thirds));
+                self.engine.together(due).max(now)
             } else {
                 now
             });
@@ -669,7 +670,8 @@ impl Hold {
                     state.answered(*remaining_ms);
                     state.renewing = false;
                     state.late_at = None;
-                    state.renew_at = state.renewed_lease().map(|lease| later(*sent, lease / 3));
+                    let next = state.renewed_lease().map(|lease| later(*sent, lease / 3));
+                    state.renew_at = next.map(|at| self.engine.together(at).max(now));
                     self.make_appointment(&mut state);
                     std::mem::take(&mut state.told_late).then_some(state.term.end)
                 };

@@ -38,7 +38,7 @@ async fn a_forbidden_name_is_refused_alone() {
             .map(|i| client.lock(format!("ok-{round}-{i}")))
             .collect();
         let mut forbidden = client.lock("forbidden");
-        let allowed = join_all(allowed.iter_mut().map(|lock| lock.acquire()));
+        let allowed = join_all(allowed.iter_mut().map(leasehold::Lock::acquire));
         let (allowed, refused) = tokio::join!(allowed, forbidden.acquire());
         assert!(matches!(refused, Err(Error::Denied { .. })), "{refused:?}");
         for guard in allowed {

@@ -10,7 +10,7 @@ use crate::common::*;
 use crate::support::client_of;
 
 async fn client(server: &Server) -> LockClient {
-    crate::support::client_of(&server.url(), secs(30)).await
+    client_of(&server.url(), secs(30)).await
 }
 
 /// Holds the lock once, and says with which token.

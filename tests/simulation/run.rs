@@ -303,7 +303,8 @@ fn conditions(
     conditions.wake = if plan.network.no_messages {
         Duration::from_millis(500)
     } else {
-        way * 4 + SLACK
+        // Others go first after a chain, and the answer to its release is waited for.
+        way * 6 + SLACK * 2
     };
     conditions.leases_alike = true;
     conditions.fixed_leases = fixed;
