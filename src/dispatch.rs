@@ -388,7 +388,8 @@ impl Dispatcher {
                 }
             }
             // On an unwinding thread nothing but the queue is touched.
-            if state.is_idle() && self.env.is_here() && !std::thread::panicking() {
+            let now = state.is_idle() && job.wanted() && self.env.is_here();
+            if now && !std::thread::panicking() {
                 state.in_flight += 1;
                 state.flights += 1;
                 drop(state);
@@ -510,8 +511,10 @@ impl Dispatcher {
                 flights.push(flight);
             }
             let retry = {
-                let state = self.state.lock();
+                let mut state = self.state.lock();
                 if state.ended || (state.finishing && state.is_idle()) {
+                    // In one step: what is posted from here on is not sent, as nobody would hear its answer.
+                    state.ended = true;
                     return;
                 }
                 state.delayed.first_key_value().map(|((at, _), _)| *at)
