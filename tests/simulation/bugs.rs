@@ -26,7 +26,7 @@ const BUGS: [(Bug, u64); 27] = [
     (Bug::LateAcquire, 0),
     (Bug::CleanUpOnce, 950),
     (Bug::ReleaseInsistsOnCount, 0),
-    (Bug::NestedNotCounted, 750),
+    (Bug::NestedNotCounted, 2050),
     (Bug::OfferRenewed, 0),
     (Bug::WakeWithoutCheck, 0),
     (Bug::UnboundedSleep, 250),
