@@ -208,7 +208,8 @@ impl LockGuard {
 
     /// A token that is cancelled when the hold is lost, and never by a normal release.
     ///
-    /// It is a child: cancelling it tells nobody else.
+    /// It is a child: cancelling it tells nobody else. Wait for it beside the work, in a `select!`: a task
+    /// that waits for nothing else does not end with a normal release.
     pub fn lost(&self) -> CancellationToken {
         self.hold.lost().child_token()
     }
@@ -220,7 +221,7 @@ impl LockGuard {
 
     /// Does `work`, but no longer than the lock is held.
     ///
-    /// `work` is not polled any more once the lock is lost. This has a timer of its own and does not
+    /// `work` is not polled any more once the lock is lost; tasks that it spawned go on. This has a timer of its own and does not
     /// depend on the background task.
     ///
     /// # Errors

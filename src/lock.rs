@@ -78,6 +78,9 @@ impl Lock {
     ///
     /// From 100 ms to one year, in whole milliseconds; anything else is [`Error::Config`] of the verb.
     /// Without this the client's default lease (30 s) is used, and renewed.
+    ///
+    /// Of a nested level: a hold is renewed as long as one of its levels is, and a shorter lease shortens
+    /// nothing.
     pub fn lease(mut self, lease: Duration) -> Self {
         self.lease = Some(lease);
         self
@@ -136,7 +139,8 @@ impl Lock {
     /// # Errors
     ///
     /// [`Error::TimedOut`] when others held it all the time; [`Error::Unreachable`] or
-    /// [`Error::Indeterminate`] when the server gave no answer; otherwise as
+    /// [`Error::Indeterminate`] when the server gave no answer for `timeout`, or for one default lease
+    /// (30 s) if that is less; otherwise as
     /// [`acquire`](Self::acquire).
     ///
     /// # Cancel safety
