@@ -4,7 +4,11 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(
     not(feature = "testing"),
-    allow(unreachable_pub, reason = "public with the feature `testing`")
+    allow(
+        unreachable_pub,
+        dead_code,
+        reason = "public, and seeded, with the feature `testing`"
+    )
 )]
 #[non_exhaustive]
 pub enum Bug {
@@ -52,6 +56,16 @@ pub enum Bug {
     LateGrantCounts,
     /// A renewal shortens a lease that was longer.
     RenewalShortens,
+    /// A hand-off that comes to an empty line is forgotten.
+    HandOffStranded,
+    /// A hand-off keeps the token of the hold before.
+    HandOffKeepsToken,
+    /// A hand-off takes the lock whether or not the old hold is there.
+    HandOffCreates,
+    /// One op of a call that is refused spoils those after it.
+    BatchSpoilt,
+    /// The waiters of one client pass a lock on among themselves for ever.
+    EndlessChain,
 }
 
 #[cfg(feature = "testing")]

@@ -329,7 +329,7 @@ impl LockClientBuilder {
 
     /// Lease of holds that are renewed: 30 s by default; 100 ms to one year, in whole milliseconds.
     ///
-    /// Renewed every third of it. A crash frees the lock within this time.
+    /// Renewed every third of it. A crash frees the lock within this time and one command timeout.
     pub fn lease(mut self, lease: Duration) -> Self {
         self.config.lease = lease;
         self

@@ -33,6 +33,14 @@ pub(crate) const WAKE_CAP: Duration = Duration::from_secs(2);
 pub(crate) const POLL_FIRST: Duration = Duration::from_millis(10);
 pub(crate) const POLL_CAP: Duration = Duration::from_millis(250);
 
+/// How many times, and for how long, a lock goes from one waiter of a client to the next before those of
+/// other clients get their chance.
+pub(crate) const CHAIN_LENGTH: u32 = 256;
+pub(crate) const CHAIN_TIME: Duration = Duration::from_millis(100);
+
+/// How long the waiters of a client stand back at most once others were told that the lock is free.
+pub(crate) const STAND_BACK: Duration = Duration::from_millis(5);
+
 /// How long a granted lock waits for its waiter to be polled before the next one gets it.
 pub(crate) const OFFER_WINDOW: Duration = Duration::from_millis(100);
 

@@ -14,7 +14,10 @@
 //!    confirmation would be missed otherwise. The sleep is always capped.
 //! 4. An owner id that is given up while an attempt with it is unanswered is swept: released now, and
 //!    once more when no copy can run any more.
-//! 5. Locks are taken in the order line-up (`Queues`), line, waiter. None is held while the dispatcher
+//! 5. The last level of a hold that is left goes to the next in line here, by one operation (the
+//!    *hand-off*), so that a busy lock costs the server one script a turn. After some turns the chain
+//!    ends with a real release, which every other process hears; if one does, this line stands back.
+//! 6. Locks are taken in the order line-up (`Queues`), line, waiter. None is held while the dispatcher
 //!    or a waker is called.
 
 use std::collections::{BTreeMap, HashMap};
@@ -23,15 +26,19 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use tokio::time::Instant;
 
 use crate::bug::{Bug, seeded};
-use crate::config::{OFFER_WINDOW, POLL_CAP, POLL_FIRST, WAKE_CAP, millis};
+use crate::config::{
+    CHAIN_LENGTH, CHAIN_TIME, OFFER_WINDOW, POLL_CAP, POLL_FIRST, STAND_BACK, WAKE_CAP, millis,
+};
 use crate::dispatch::{Answered, Failure, Job, Outcome, Requester};
 use crate::engine::Engine;
-use crate::env::later;
+use crate::env::{later, until};
 use crate::error::Error;
+use crate::guard::ReleaseOutcome;
 use crate::hold::{Hold, Terms};
 use crate::lock::refused;
 use crate::observe;
@@ -87,8 +94,7 @@ impl Queues {
                 waited: !state.waiters.is_empty(),
             }),
         });
-        state.next += 1;
-        state.waiters.insert(waiter.number, Arc::clone(&waiter));
+        state.add(&waiter);
         let first = state.waiters.len() == 1;
         let start = (state.serving == Serving::Nobody).then(|| {
             state.serving = if first {
@@ -108,7 +114,11 @@ impl Queues {
         });
         match start {
             Some(Serving::Directly) => {
-                line.attempt(permit, None);
+                if !line.attempt(permit, None) {
+                    // A hand-off was quicker, and the waiter has its offer already.
+                    line.state.lock().serving = Serving::Nobody;
+                    line.serve_the_rest();
+                }
             }
             Some(_) => line.start_task(Next::Again),
             // The task sleeps for somebody who has left, or for those who do not answer.
@@ -119,6 +129,18 @@ impl Queues {
             waiter,
             claimed: false,
         })
+    }
+
+    /// What somebody is told who waited for an acquisition of this name that waits for the server.
+    pub(crate) fn trouble(&self, name: &str) -> Option<Error> {
+        let line = self.by_name.lock().get(name).cloned();
+        line?.trouble().map(|trouble| trouble.error(name))
+    }
+
+    /// Nobody is served any more: lines hold the engine, and the engine its lines.
+    pub(crate) fn end(&self) {
+        let lines = std::mem::take(&mut *self.by_name.lock());
+        drop(lines);
     }
 
     #[cfg(test)]
@@ -138,12 +160,24 @@ impl Queues {
         }
     }
 
-    /// This client has freed the name: whoever waits for it here may try.
-    pub(crate) fn freed(&self, name: &str) {
-        let line = self.by_name.lock().get(name).cloned();
-        if let Some(line) = line {
-            line.try_now();
+    /// This client has freed the name: whoever waits for it here may try, those elsewhere first. `heard`
+    /// is how many connections were told.
+    pub(crate) fn freed(&self, name: &str, heard: u64) {
+        if let Some(line) = self.line(name) {
+            line.freed(heard);
         }
+    }
+
+    /// The last level of a hold was left: the next in line gets it, or it is released.
+    pub(crate) fn pass_on(&self, hold: &Arc<Hold>, reply: Option<oneshot::Sender<ReleaseOutcome>>) {
+        match self.line(&hold.name) {
+            Some(line) => line.hand_off(hold, reply),
+            None => hold.post_release(reply),
+        }
+    }
+
+    fn line(&self, name: &str) -> Option<Arc<Line>> {
+        self.by_name.lock().get(name).cloned()
     }
 }
 
@@ -164,14 +198,31 @@ struct Line {
     kick: Notify,
 }
 
+#[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
 struct LineState {
     waiters: BTreeMap<u64, Arc<Waiter>>,
     next: u64,
+    /// How many of them want one attempt.
+    once: usize,
     serving: Serving,
     /// Try without waiting for the time or a message.
     try_now: bool,
     /// An offer is in somebody's hands.
     offered: bool,
+    /// A hold of this client is on its way to the next in line.
+    handing: bool,
+    /// A release was posted that ends a chain, and has no answer yet: that says whether others heard it.
+    releasing: bool,
+    /// Nobody is to try before: others were told that the lock is free, and have to get there first.
+    stand_back: Option<Instant>,
+    /// The task sleeps, and wants to be woken only by `try_now` or an empty line.
+    resting: bool,
+    /// Releases of others are heard of.
+    listening: bool,
+    /// When somebody of this line got the lock last.
+    moved_at: Option<Instant>,
+    /// Those before this number were found to wait for somebody.
+    taken_below: u64,
     /// The hold of our own client that somebody was told to have waited for.
     hinted: Option<OwnerId>,
     /// When to look for one next.
@@ -186,6 +237,29 @@ struct LineState {
     asked: Option<Instant>,
     /// It was made for those before this number; those after it came later than its question.
     asked_below: u64,
+}
+
+/// Hand-offs one after the other, since the lock was taken from the server. Goes with the hold: a line
+/// may come and go meanwhile.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Chain {
+    began: Instant,
+    length: u32,
+}
+
+impl Chain {
+    /// With one more hand-off; `None` if others have their turn now.
+    fn longer(chain: Option<Self>, now: Instant) -> Option<Self> {
+        let before = chain.unwrap_or(Self {
+            began: now,
+            length: 0,
+        });
+        let on = before.length < CHAIN_LENGTH && now < later(before.began, CHAIN_TIME);
+        (on || seeded(Bug::EndlessChain)).then_some(Self {
+            length: before.length.saturating_add(1),
+            ..before
+        })
+    }
 }
 
 #[derive(Clone)]
@@ -264,7 +338,7 @@ impl Ticket {
                 self.line.engine.watchdog.cancel(appointment);
                 if let Some(level) = hold.claim(&self.waiter.wish.terms) {
                     self.claimed = true;
-                    self.line.claimed(&self.waiter, &hold);
+                    let waited = self.line.claimed(&self.waiter, &hold) || waited;
                     let waited = waited.then(|| self.line.engine.now() - self.waiter.joined);
                     observe::acquired(
                         &self.line.engine,
@@ -307,28 +381,7 @@ impl Ticket {
     pub(crate) fn out_of_time(&self) -> Error {
         let waited = self.line.engine.now() - self.waiter.joined;
         let name = &self.line.name;
-        // Asked for longer than an answer takes, and nothing heard: "no answer" is not "no".
-        let now = self.line.engine.now();
-        let unheard = |state: &LineState| {
-            let asked = state.asked?;
-            let silent = state.heard.is_none() || asked + OFFER_WINDOW < now;
-            silent.then(|| Trouble {
-                cause: Cause::new("no answer in time"),
-                unanswered: true,
-            })
-        };
-        let trouble = {
-            let state = self.line.state.lock();
-            state.trouble.clone().or_else(|| unheard(&state))
-        };
-        // Nothing was asked for this waiter meanwhile, but it would not have been answered. The line is
-        // not locked: the dispatcher looks at it with its own lock held.
-        let trouble = trouble.or_else(|| {
-            Some(Trouble {
-                cause: self.line.engine.dispatcher.trouble()?,
-                unanswered: false,
-            })
-        });
+        let trouble = self.line.trouble();
         if let Some(trouble) = trouble {
             return trouble.error(name);
         }
@@ -371,12 +424,13 @@ impl Trouble {
 }
 
 impl Waiter {
-    /// Ends the wait with an answer that is not a grant.
-    fn resolve(&self, phase: WaitPhase) {
+    /// Ends the wait with an answer that is not a grant; `false` if there is nothing to end, or an offer
+    /// out.
+    fn resolve(&self, phase: WaitPhase) -> bool {
         let waker = {
             let mut state = self.state.lock();
             if !matches!(state.phase, WaitPhase::Waiting) {
-                return;
+                return false;
             }
             state.phase = phase;
             state.waker.take()
@@ -384,6 +438,7 @@ impl Waiter {
         if let Some(waker) = waker {
             waker.wake();
         }
+        true
     }
 
     fn answers(&self) -> bool {
@@ -400,9 +455,17 @@ impl Line {
             state: Mutex::new(LineState {
                 waiters: BTreeMap::new(),
                 next: 0,
+                once: 0,
                 serving: Serving::Nobody,
                 try_now: false,
                 offered: false,
+                handing: false,
+                releasing: false,
+                stand_back: None,
+                resting: false,
+                listening: false,
+                moved_at: None,
+                taken_below: 0,
                 hinted: None,
                 hint_at: None,
                 claimed_until: None,
@@ -413,6 +476,32 @@ impl Line {
             }),
             kick: Notify::new(),
         }
+    }
+
+    /// Why nothing was heard of late, if nothing was.
+    fn trouble(&self) -> Option<Trouble> {
+        // Asked for longer than an answer takes, and nothing heard: "no answer" is not "no".
+        let now = self.engine.now();
+        let unheard = |state: &LineState| {
+            let asked = state.asked?;
+            let silent = state.heard.is_none() || asked + OFFER_WINDOW < now;
+            silent.then(|| Trouble {
+                cause: Cause::new("no answer in time"),
+                unanswered: true,
+            })
+        };
+        let trouble = {
+            let state = self.state.lock();
+            state.trouble.clone().or_else(|| unheard(&state))
+        };
+        // Nothing was asked meanwhile, but it would not have been answered. The line is not locked: the
+        // dispatcher looks at it with its own lock held.
+        trouble.or_else(|| {
+            Some(Trouble {
+                cause: self.engine.dispatcher.trouble()?,
+                unanswered: false,
+            })
+        })
     }
 
     /// The first in line who would answer an offer.
@@ -441,6 +530,89 @@ impl Line {
     fn try_now(&self) {
         self.state.lock().try_now = true;
         self.kick.notify_one();
+    }
+
+    fn freed(&self, heard: u64) {
+        {
+            let mut state = self.state.lock();
+            state.claimed_until = None;
+            state.releasing = false;
+            if heard > u64::from(state.listening) && !state.waiters.is_empty() {
+                let pause = self.jittered(STAND_BACK);
+                state.stand_back = Some(later(self.engine.now(), pause));
+            }
+        }
+        self.try_now();
+    }
+
+    /// Hands a hold whose last level was left to the next in line, unless others have their turn.
+    fn hand_off(
+        self: &Arc<Self>,
+        hold: &Arc<Hold>,
+        reply: Option<oneshot::Sender<ReleaseOutcome>>,
+    ) {
+        let engine = &self.engine;
+        let head = self.head().filter(|_| !engine.closing.is_cancelled());
+        // A copy of the acquisition that is still open would make the old hold anew behind this.
+        let (Some(head), false) = (head, hold.may_come_back()) else {
+            return hold.post_release(reply);
+        };
+        let now = engine.now();
+        let chain = Chain::longer(hold.chain, now);
+        let passing = self.state.lock().has_it();
+        let Some(chain) = chain.filter(|_| !passing) else {
+            self.state.lock().releasing = true;
+            return hold.post_release(reply);
+        };
+        {
+            let mut state = self.state.lock();
+            state.handing = true;
+            state.claimed_until = None;
+            state.taken_below = state.next;
+            state.asked = Some(now);
+            state.asked_below = state.next;
+        }
+        let (to, lease) = (engine.fresh_owner(), head.wish.terms.first_lease());
+        let verb = Verb::HandOff {
+            from: hold.owner,
+            to,
+            lease_ms: millis(lease),
+            token: engine.token_rule(&self.name),
+        };
+        let op = Op {
+            name: Arc::clone(&self.name),
+            verb,
+        };
+        let requester = HandOff {
+            line: Arc::clone(self),
+            hold: Arc::clone(hold),
+            to,
+            lease,
+            chain,
+            reply,
+        };
+        let timeout = engine.config.command_timeout_for(lease);
+        let job = Job::new(op, timeout, hold.term_deadline(), Box::new(requester));
+        engine.dispatcher.post(job);
+    }
+
+    /// What became of a hand-off: if it was done, the new hold is offered.
+    fn handed_off(self: &Arc<Self>, granted: Option<&Arc<Hold>>) {
+        let now = self.engine.now();
+        {
+            let mut state = self.state.lock();
+            state.handing = false;
+            state.asked = None;
+            if granted.is_some() {
+                state.trouble = None;
+                state.heard = Some(now);
+            }
+        }
+        let Some(hold) = granted else { return };
+        if seeded(Bug::HandOffStranded) && self.is_empty() {
+            return;
+        }
+        self.pass_on(hold);
     }
 
     /// Posts an attempt for the head of the line. Its outcome goes to `reply`, or is dealt with on
@@ -523,6 +695,7 @@ impl Line {
                 token,
                 remaining_ms,
                 &answered,
+                None,
             );
             // A grant read after its own deadline is not a grant, and one close to it is no use: it would be
             // lost before its first renewal.
@@ -538,9 +711,8 @@ impl Line {
         match answered.answer {
             Answer::Taken { remaining_ms } => {
                 self.resolve_once();
-                for waiter in self.state.lock().waiters.values() {
-                    waiter.state.lock().waited = true;
-                }
+                let mut state = self.state.lock();
+                state.taken_below = state.next;
                 Next::Taken(remaining_ms.map(Duration::from_millis))
             }
             Answer::Refused(refusal) => {
@@ -599,16 +771,21 @@ impl Line {
         Next::Again
     }
 
-    /// Ends the wait of one waiter and takes it out of the line.
+    /// Ends the wait of one waiter and takes it out of the line. One with an offer keeps its place: the
+    /// offer may come back.
     fn resolve(&self, waiter: &Arc<Waiter>, phase: WaitPhase) {
-        self.state.lock().waiters.remove(&waiter.number);
-        waiter.resolve(phase);
+        if waiter.resolve(phase) {
+            self.state.lock().remove(waiter);
+        }
     }
 
     /// Others hold the lock: tells those who wanted one attempt, and for whom this was it.
     fn resolve_once(&self) {
         let once: Vec<_> = {
             let state = self.state.lock();
+            if state.once == 0 {
+                return;
+            }
             state
                 .waiters
                 .range(..state.asked_below)
@@ -644,16 +821,27 @@ impl Line {
         if self.engine.closing.is_cancelled() {
             return false;
         }
-        let waiters: Vec<_> = self.state.lock().waiters.values().cloned().collect();
-        for waiter in waiters {
-            if waiter.wish.terms.first_lease() != lease {
-                continue;
-            }
-            {
+        // One who has just ceased to wait is passed over, so each is asked once at most.
+        let mut from = 0;
+        loop {
+            let next = {
                 let mut state = self.state.lock();
-                state.offered = true;
-                state.claimed_until = None;
-            }
+                let next = state
+                    .waiters
+                    .range(from..)
+                    .map(|(_, waiter)| waiter)
+                    .find(|waiter| waiter.answers())
+                    // With another lease it is this one's turn all the same: nobody overtakes it.
+                    .filter(|waiter| waiter.wish.terms.first_lease() == lease)
+                    .cloned();
+                state.offered = next.is_some();
+                if next.is_some() {
+                    state.claimed_until = None;
+                }
+                next
+            };
+            let Some(waiter) = next else { return false };
+            from = waiter.number + 1;
             let waker = {
                 let mut state = waiter.state.lock();
                 if !matches!(state.phase, WaitPhase::Waiting) || state.stalled {
@@ -673,8 +861,6 @@ impl Line {
             }
             return true;
         }
-        self.state.lock().offered = false;
-        false
     }
 
     /// Takes back what this waiter was offered and has not claimed. It keeps its place in line, unless
@@ -699,7 +885,7 @@ impl Line {
         };
         self.engine.watchdog.cancel(appointment);
         if waiter.wish.once {
-            self.state.lock().waiters.remove(&waiter.number);
+            self.state.lock().remove(waiter);
         }
         self.pass_on(&hold);
     }
@@ -744,19 +930,23 @@ impl Line {
         self.serve_the_rest();
     }
 
-    fn claimed(self: &Arc<Self>, waiter: &Arc<Waiter>, hold: &Arc<Hold>) {
+    /// Whether it was found to wait for somebody.
+    fn claimed(self: &Arc<Self>, waiter: &Arc<Waiter>, hold: &Arc<Hold>) -> bool {
         let until = hold.server_end();
-        {
+        let waited = {
             let mut state = self.state.lock();
             state.offered = false;
+            state.moved_at = Some(self.engine.now());
             state.claimed_until = Some(until);
-            state.waiters.remove(&waiter.number);
-        }
+            state.remove(waiter);
+            waiter.number < state.taken_below
+        };
         self.serve_the_rest();
+        waited
     }
 
     fn leave(self: &Arc<Self>, waiter: &Arc<Waiter>) {
-        self.state.lock().waiters.remove(&waiter.number);
+        self.state.lock().remove(waiter);
         let phase = {
             let mut state = waiter.state.lock();
             state.waker = None;
@@ -780,7 +970,10 @@ impl Line {
         let mut by_name = self.engine.queues.by_name.lock();
         let mut state = self.state.lock();
         match (state.serving, state.waiters.is_empty()) {
-            (Serving::ByTask, _) => {
+            (Serving::ByTask, empty) => {
+                if state.resting && !state.try_now && !empty {
+                    return;
+                }
                 drop(state);
                 drop(by_name);
                 self.kick.notify_one();
@@ -843,7 +1036,7 @@ impl Line {
                     let (offered, claimed) = {
                         let state = self.state.lock();
                         (
-                            state.offered,
+                            state.offered || state.handing,
                             state.claimed_until.filter(|_| !state.try_now),
                         )
                     };
@@ -876,13 +1069,14 @@ impl Line {
                     }
                 }
             }
+            self.stand_back().await;
             if self.head().is_none() {
                 // All are stalled or have an offer: nothing is tried for those who would not answer.
                 if self.is_empty() {
                     continue;
                 }
                 self.kick.notified().await;
-                next = if self.state.lock().offered {
+                next = if self.state.lock().has_it() {
                     Next::Offered
                 } else {
                     Next::Again
@@ -890,6 +1084,10 @@ impl Line {
                 continue;
             }
             self.state.lock().try_now = false;
+            if let Some(subscription) = &subscription {
+                // What was heard so far is before this attempt.
+                let _ = subscription.woken().now_or_never();
+            }
             let Ok(permit) = Arc::clone(&self.engine.permits).acquire_owned().await else {
                 return;
             };
@@ -899,6 +1097,22 @@ impl Line {
                 continue;
             }
             next = outcome.await.unwrap_or(Next::Again);
+        }
+    }
+
+    /// Lets those of other processes go first, once after a release that they heard.
+    async fn stand_back(&self) {
+        // The message of our own release may be quicker than its answer.
+        let patience = later(self.engine.now(), OFFER_WINDOW);
+        while self.state.lock().releasing {
+            let kicked = until(&*self.engine.env, patience, self.kick.notified());
+            if kicked.await.is_none() {
+                break;
+            }
+        }
+        let earliest = self.state.lock().stand_back.take();
+        if let Some(earliest) = earliest {
+            self.engine.env.sleep_until(earliest).await;
         }
     }
 
@@ -916,7 +1130,8 @@ impl Line {
         }
     }
 
-    /// Sleeps until a message, a kick, the end of the holder's lease, or the cap.
+    /// Sleeps until a message, a kick, the end of the holder's lease, or the cap. Both count
+    /// anew when somebody of this line gets the lock: the server need not be asked for what is known.
     async fn sleep(
         self: &Arc<Self>,
         subscription: &Subscription,
@@ -932,19 +1147,42 @@ impl Line {
             self.jittered(pause)
         };
         // A moment past the lease's end, not all at the same one.
-        let ends = remaining.map(|left| left + self.jittered(Duration::from_millis(4)));
-        let mut until = later(self.engine.now(), ends.unwrap_or(cap).min(cap));
+        let until = |from: Instant, lasts: Option<Duration>| {
+            let ends = lasts.map(|left| left + self.jittered(Duration::from_millis(4)));
+            later(from, ends.unwrap_or(cap).min(cap))
+        };
+        let mut from = self.engine.now();
+        let mut wakes = until(from, remaining);
         if remaining.is_none() && seeded(Bug::UnboundedSleep) {
-            until = later(until, Duration::MAX);
+            wakes = later(wakes, Duration::MAX);
         }
-        tokio::select! {
-            biased;
-            () = subscription.woken() => if seeded(Bug::WakeWithoutCheck) {
-                self.invent_a_grant();
-            },
-            () = self.until_try_now() => {}
-            () = self.engine.env.sleep_until(until) => {}
+        {
+            let mut state = self.state.lock();
+            state.listening = subscription.listening() == Listening::Live;
+            state.resting = true;
         }
+        loop {
+            tokio::select! {
+                biased;
+                () = subscription.woken() => {
+                    if seeded(Bug::WakeWithoutCheck) {
+                        self.invent_a_grant();
+                    }
+                    break;
+                }
+                () = self.until_try_now() => break,
+                () = self.engine.env.sleep_until(wakes) => {}
+            }
+            let state = self.state.lock();
+            match (state.moved_at, state.claimed_until) {
+                (Some(moved), Some(ends)) if moved > from => {
+                    wakes = until(moved, Some(ends.saturating_duration_since(moved)));
+                    from = moved;
+                }
+                _ => break,
+            }
+        }
+        self.state.lock().resting = false;
     }
 
     /// Takes a message for the lock itself, as one bug does.
@@ -960,7 +1198,7 @@ impl Line {
         };
         let (owner, remaining_ms) = (self.engine.fresh_owner(), millis(lease));
         let (engine, name) = (&self.engine, &self.name);
-        let hold = Hold::granted(engine, name, owner, lease, 1, remaining_ms, &answered);
+        let hold = Hold::granted(engine, name, owner, lease, 1, remaining_ms, &answered, None);
         self.offer(&hold, lease);
     }
 
@@ -1013,6 +1251,25 @@ impl Line {
             let held_for = now.saturating_duration_since(hold.since());
             observe::waiting_on_own_client(&self.engine, &self.name, hold.owner, held_for);
         }
+    }
+}
+
+impl LineState {
+    fn add(&mut self, waiter: &Arc<Waiter>) {
+        self.next += 1;
+        self.once += usize::from(waiter.wish.once);
+        self.waiters.insert(waiter.number, Arc::clone(waiter));
+    }
+
+    fn remove(&mut self, waiter: &Waiter) {
+        if self.waiters.remove(&waiter.number).is_some() {
+            self.once -= usize::from(waiter.wish.once);
+        }
+    }
+
+    /// Somebody of this line has the lock, or is about to.
+    fn has_it(&self) -> bool {
+        self.offered || self.handing
     }
 }
 
@@ -1086,6 +1343,87 @@ impl Requester for Attempt {
             state.serving = Serving::ByTask;
             drop(state);
             line.start_task(next);
+        }
+    }
+}
+
+/// A hand-off under way for a line.
+struct HandOff {
+    line: Arc<Line>,
+    /// The hold that was left; nobody believes in it any more.
+    hold: Arc<Hold>,
+    /// Who is to have it next.
+    to: OwnerId,
+    lease: Duration,
+    chain: Chain,
+    reply: Option<oneshot::Sender<ReleaseOutcome>>,
+}
+
+impl Requester for HandOff {
+    fn wanted(&self) -> bool {
+        !self.line.is_empty()
+    }
+
+    fn trouble(&self, cause: &Cause, unanswered: bool) {
+        self.line.state.lock().trouble = Some(Trouble {
+            cause: cause.clone(),
+            unanswered,
+        });
+    }
+
+    fn done(self: Box<Self>, outcome: Outcome) {
+        let Self {
+            line,
+            hold,
+            to,
+            lease,
+            chain,
+            reply,
+        } = *self;
+        let open_until_us = match &outcome {
+            Outcome::Answered(answered) => {
+                if let Answer::Granted {
+                    token,
+                    remaining_ms,
+                } = answered.answer
+                {
+                    hold.handed_off(reply);
+                    let (engine, name) = (&line.engine, &line.name);
+                    let chain = Some(chain);
+                    let next = Hold::granted(
+                        engine,
+                        name,
+                        to,
+                        lease,
+                        token,
+                        remaining_ms,
+                        answered,
+                        chain,
+                    );
+                    line.handed_off(Some(&next));
+                    return;
+                }
+                if let Answer::Gone(_) = answered.answer {
+                    // Neither is there: the old one was lost, or the new one was and is over again.
+                    line.handed_off(None);
+                    hold.release_done(&outcome, reply);
+                    return;
+                }
+                answered.open_until_us
+            }
+            Outcome::Failed(Failure::Unanswered { open_until_us, .. }) => Some(*open_until_us),
+            Outcome::Failed(Failure::NotSent(_)) => None,
+            Outcome::Failed(Failure::Closed) => {
+                line.handed_off(None);
+                hold.release_done(&outcome, reply);
+                return;
+            }
+        };
+        // Refused, not wanted any more, or without an answer: whoever has it of the two, it is freed.
+        line.handed_off(None);
+        match open_until_us {
+            Some(open_until_us) => hold.release_with(to, lease, open_until_us, reply),
+            None => hold.post_release(reply),
         }
     }
 }

@@ -12,11 +12,16 @@
 //!    server's clock has passed the last copy's deadline (the *sit-out*); only that one is
 //!    conclusive. Otherwise the copy would create a hold for nobody.
 //! 5. An acquisition nobody wants any more is not sent, and not sent again.
+//!
+//! Calls form by themselves: what is posted while others are in flight goes out together, one verb to
+//! a call. Where nothing is, who posts sends at once, from his own task, and the dispatcher's only
+//! waits for the answer.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::Poll;
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
@@ -88,6 +93,8 @@ pub(crate) struct Job {
     /// Held by acquisitions, so that their number is bounded.
     permit: Option<OwnedSemaphorePermit>,
     once: bool,
+    /// Goes in a call of its own: one with others was refused, and it may have been for their sake.
+    alone: bool,
     /// Set for a release somebody waits for, while it is not done.
     counted: Option<Counted>,
     requester: Option<Box<dyn Requester>>,
@@ -126,6 +133,7 @@ impl Job {
             sit_out_us: None,
             permit: None,
             once: false,
+            alone: false,
             counted: None,
             requester: None,
             progress: Progress::default(),
@@ -158,6 +166,15 @@ impl Job {
         matches!(self.op.verb, Verb::Acquire { .. })
     }
 
+    fn queue(&self) -> Queue {
+        match self.op.verb {
+            Verb::Release { .. } | Verb::ForceRelease { .. } => Queue::Releases,
+            Verb::Renew { .. } => Queue::Renewals,
+            Verb::HandOff { .. } => Queue::HandOffs,
+            Verb::Acquire { .. } => Queue::Acquires,
+        }
+    }
+
     /// The hold whose lane this travels in: operations of inner levels, which set the count.
     fn lane(&self) -> Option<OwnerId> {
         match self.op.verb {
@@ -176,9 +193,15 @@ impl Job {
         match self.op.verb {
             Verb::Release {
                 owner, count: 0, ..
-            } => Some(owner),
+            }
+            | Verb::HandOff { from: owner, .. } => Some(owner),
             _ => None,
         }
+    }
+
+    /// Sent at least once, however late it comes up.
+    fn must_be_sent(&self) -> bool {
+        matches!(self.op.verb, Verb::Release { count: 0, .. })
     }
 
     fn tell(&mut self, outcome: Outcome) {
@@ -237,21 +260,26 @@ pub(crate) struct Dispatcher {
     state: Mutex<State>,
     work: Notify,
     idle: Notify,
+    /// Calls that were sent by who posted them, for the task to wait for.
+    sent: Mutex<Vec<BoxFuture<Flight>>>,
     attempts: AtomicU64,
     releases: Arc<AtomicUsize>,
 }
 
 #[derive(Default)]
 struct State {
-    /// Releases and renewals.
-    urgent: VecDeque<Job>,
-    acquires: VecDeque<Job>,
+    /// What waits to be sent, by [`Queue`].
+    queues: [VecDeque<Job>; 4],
+    /// Which queue had the last turn.
+    turn: usize,
     /// Waiting for their next try.
     delayed: BTreeMap<(Instant, u64), Job>,
     /// Holds with an inner operation under way, and those behind it.
     lanes: HashMap<OwnerId, VecDeque<Job>>,
     delays: u64,
+    /// Jobs that were sent and are not settled, and calls.
     in_flight: usize,
+    flights: usize,
     /// What went wrong with the last call, until one is answered.
     trouble: Option<Cause>,
     /// Take no more acquisitions.
@@ -264,18 +292,34 @@ struct State {
 
 impl State {
     fn is_idle(&self) -> bool {
-        self.in_flight == 0
-            && self.urgent.is_empty()
-            && self.acquires.is_empty()
-            && self.delayed.is_empty()
+        self.in_flight == 0 && self.queues.iter().all(VecDeque::is_empty) && self.delayed.is_empty()
     }
 
     fn enqueue(&mut self, job: Job) {
-        if job.is_acquire() {
-            self.acquires.push_back(job);
-        } else {
-            self.urgent.push_back(job);
+        self.queues[job.queue() as usize].push_back(job);
+    }
+
+    /// The next call's jobs, if there is room for one: what frees or keeps a lock in turn, and what asks
+    /// for one when there is no such thing.
+    fn take(&mut self, now: Instant, dropped: &mut Vec<Job>) -> Vec<Job> {
+        let mut jobs = Vec::new();
+        if self.flights < MAX_FLIGHTS {
+            for step in 1..=URGENT {
+                let turn = (self.turn + step) % URGENT;
+                take_batch(&mut self.queues[turn], now, &mut jobs, dropped);
+                if !jobs.is_empty() {
+                    self.turn = turn;
+                    break;
+                }
+            }
         }
+        if jobs.is_empty() && self.flights < MAX_ACQUIRE_FLIGHTS {
+            let acquires = &mut self.queues[Queue::Acquires as usize];
+            take_batch(acquires, now, &mut jobs, dropped);
+        }
+        self.in_flight += jobs.len();
+        self.flights += usize::from(!jobs.is_empty());
+        jobs
     }
 
     fn delay(&mut self, until: Instant, job: Job) {
@@ -311,6 +355,7 @@ impl Dispatcher {
             state: Mutex::default(),
             work: Notify::new(),
             idle: Notify::new(),
+            sent: Mutex::default(),
             attempts: AtomicU64::new(1),
             releases: Arc::default(),
         }
@@ -342,13 +387,37 @@ impl Dispatcher {
                     overtaken = std::mem::take(lane);
                 }
             }
-            state.enqueue(job);
+            // On an unwinding thread nothing but the queue is touched.
+            let now = state.is_idle() && job.wanted() && self.env.is_here();
+            if now && !std::thread::panicking() {
+                state.in_flight += 1;
+                state.flights += 1;
+                drop(state);
+                self.send_now(job);
+            } else {
+                state.enqueue(job);
+            }
         }
         self.work.notify_one();
         for mut job in overtaken {
             job.tell(Outcome::Failed(Failure::NotSent(Cause::new(
                 "the hold was released",
             ))));
+        }
+    }
+
+    /// Sends a job by itself, and leaves it to the task to wait for the answer.
+    fn send_now(&self, job: Job) {
+        let mut flight = self.flight(vec![job]);
+        // Nobody is woken by this poll: the task polls again.
+        let mut nobody = std::task::Context::from_waker(std::task::Waker::noop());
+        let flight = match flight.as_mut().poll(&mut nobody) {
+            Poll::Ready(done) => Box::pin(std::future::ready(done)),
+            Poll::Pending => flight,
+        };
+        self.sent.lock().push(flight);
+        if self.state.lock().ended {
+            self.forget_sent();
         }
     }
 
@@ -399,8 +468,7 @@ impl Dispatcher {
         let mut state = self.state.lock();
         state.ended = true;
         let mut jobs: Vec<Job> = Vec::new();
-        jobs.extend(std::mem::take(&mut state.urgent));
-        jobs.extend(std::mem::take(&mut state.acquires));
+        jobs.extend(std::mem::take(&mut state.queues).into_iter().flatten());
         jobs.extend(std::mem::take(&mut state.delayed).into_values());
         // Each is told, so the order does not matter to anybody.
         jobs.extend(std::mem::take(&mut state.lanes).into_values().flatten());
@@ -408,8 +476,15 @@ impl Dispatcher {
         for mut job in jobs {
             job.tell(Outcome::Failed(Failure::Closed));
         }
+        self.forget_sent();
         self.idle.notify_waiters();
         self.work.notify_one();
+    }
+
+    /// Drops what was sent and nobody will wait for any more.
+    fn forget_sent(&self) {
+        let sent = std::mem::take(&mut *self.sent.lock());
+        drop(sent);
     }
 
     /// Whether nothing is posted that is not done.
@@ -431,12 +506,15 @@ impl Dispatcher {
     pub(crate) async fn run(&self) {
         let mut flights: FuturesUnordered<BoxFuture<Flight>> = FuturesUnordered::new();
         loop {
-            while let Some(flight) = self.next_flight(flights.len()) {
+            flights.extend(self.sent.lock().drain(..));
+            while let Some(flight) = self.next_flight() {
                 flights.push(flight);
             }
             let retry = {
-                let state = self.state.lock();
+                let mut state = self.state.lock();
                 if state.ended || (state.finishing && state.is_idle()) {
+                    // In one step: what is posted from here on is not sent, as nobody would hear its answer.
+                    state.ended = true;
                     return;
                 }
                 state.delayed.first_key_value().map(|((at, _), _)| *at)
@@ -451,21 +529,13 @@ impl Dispatcher {
     }
 
     /// Forms the next call from what waits, if there is anything and room for it.
-    fn next_flight(&self, flights: usize) -> Option<BoxFuture<Flight>> {
+    fn next_flight(&self) -> Option<BoxFuture<Flight>> {
         let now = self.env.now();
         let mut dropped = Vec::new();
         let jobs = {
             let mut state = self.state.lock();
             state.wake_delayed(now);
-            let mut jobs = Vec::new();
-            if flights < MAX_FLIGHTS {
-                take_batch(&mut state.urgent, now, &mut jobs, &mut dropped);
-            }
-            if jobs.is_empty() && flights < MAX_ACQUIRE_FLIGHTS {
-                take_batch(&mut state.acquires, now, &mut jobs, &mut dropped);
-            }
-            state.in_flight += jobs.len();
-            jobs
+            state.take(now, &mut dropped)
         };
         let something_ended = !dropped.is_empty();
         for mut job in dropped {
@@ -479,11 +549,17 @@ impl Dispatcher {
             }
             return None;
         }
+        Some(self.flight(jobs))
+    }
+
+    /// One call, from its sending to its answer.
+    fn flight(&self, jobs: Vec<Job>) -> BoxFuture<Flight> {
+        let now = self.env.now();
         let attempt = self.attempts.fetch_add(1, Ordering::Relaxed);
         let timeout = jobs[0].timeout;
         let ready = self.store.ready(timeout);
         let (store, env) = (Arc::clone(&self.store), Arc::clone(&self.env));
-        Some(Box::pin(async move {
+        Box::pin(async move {
             let mut flight = Flight {
                 jobs,
                 unwanted: Vec::new(),
@@ -508,7 +584,7 @@ impl Dispatcher {
                 }
             }
             flight
-        }))
+        })
     }
 
     fn settle(&self, flight: Flight) {
@@ -536,6 +612,18 @@ impl Dispatcher {
             }) => {
                 for (job, answer) in jobs.into_iter().zip(answers) {
                     self.answered(job, answer, sent, server_now_us, now);
+                }
+            }
+            // The server looks at the keys of the whole call before it runs: one that is forbidden
+            // refuses all. So each is asked by itself.
+            Err(NoReply::Refused(refusal)) if jobs.len() > 1 => {
+                for mut job in jobs {
+                    job.alone = true;
+                    if now < job.give_up || job.must_be_sent() {
+                        self.once_more(job);
+                    } else {
+                        self.answered(job, Answer::Refused(refusal.clone()), now, 0, now);
+                    }
                 }
             }
             Err(NoReply::Refused(refusal)) => {
@@ -568,7 +656,11 @@ impl Dispatcher {
                 }
             }
         }
-        self.state.lock().in_flight -= count;
+        {
+            let mut state = self.state.lock();
+            state.in_flight -= count;
+            state.flights -= 1;
+        }
         self.tell_if_idle();
     }
 
@@ -588,7 +680,10 @@ impl Dispatcher {
                     .get_or_insert_with(|| Cause::new("arrived past its deadline"));
                 return self.again(job, now, false);
             }
-            Answer::Refused(ref refusal) if refusal.kind == RefusalKind::Unavailable => {
+            // A final release is repeated whatever the reason: rules and passwords are mended.
+            Answer::Refused(ref refusal)
+                if refusal.kind == RefusalKind::Unavailable || job.must_be_sent() =>
+            {
                 job.progress.cause = Some(Cause::new(refusal.message.clone()));
                 return self.again(job, now, true);
             }
@@ -615,6 +710,17 @@ impl Dispatcher {
                 drop(state);
                 self.work.notify_one();
             }
+        }
+    }
+
+    /// Puts a job back that has not run, and may be told so by nobody else.
+    fn once_more(&self, mut job: Job) {
+        let mut state = self.state.lock();
+        if state.ended {
+            drop(state);
+            job.tell(Outcome::Failed(Failure::Closed));
+        } else {
+            state.enqueue(job);
         }
     }
 
@@ -688,6 +794,18 @@ fn call(attempt: u64, timeout: Duration, jobs: &[Job]) -> Call {
     }
 }
 
+/// The queues: those before the last in turn, and that when they are empty.
+#[derive(Clone, Copy)]
+enum Queue {
+    Releases,
+    Renewals,
+    HandOffs,
+    Acquires,
+}
+
+/// How many queues come before the last.
+const URGENT: usize = Queue::Acquires as usize;
+
 /// Takes jobs of one verb and one timeout from the front; sorts out those past their time.
 fn take_batch(
     queue: &mut VecDeque<Job>,
@@ -700,13 +818,14 @@ fn take_batch(
         let alike = batch.first().is_none_or(|first| {
             std::mem::discriminant(&first.op.verb) == std::mem::discriminant(&job.op.verb)
                 && first.timeout == job.timeout
+                && !first.alone
+                && !job.alone
         });
         if !alike {
             return;
         }
         let Some(job) = queue.pop_front() else { return };
-        // A final release is sent at least once, however late it comes up.
-        let over = now >= job.give_up && job.ends().is_none();
+        let over = now >= job.give_up && !job.must_be_sent();
         if over || !job.wanted() {
             dropped.push(job);
         } else {

@@ -5,6 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use std::time::Duration;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -37,6 +38,7 @@ pub(crate) struct Engine {
     /// Cancelled when nothing is renewed any more.
     pub(crate) stopped: CancellationToken,
     pub(crate) events: observe::Limiter,
+    started: Instant,
     grants: Grants,
     floors: Floors,
     /// When the server is to be told next who we are; `None` before the first hold.
@@ -59,6 +61,7 @@ impl Engine {
             closing: CancellationToken::new(),
             stopped: CancellationToken::new(),
             events: observe::Limiter::default(),
+            started: env.now(),
             grants: Grants::default(),
             floors: Floors::default(),
             announce_at: Mutex::new(None),
@@ -85,6 +88,15 @@ impl Engine {
 
     pub(crate) fn now(&self) -> Instant {
         self.env.now()
+    }
+
+    /// `at`, or a few milliseconds before it: what is due at about the same time is due together, and
+    /// travels together.
+    pub(crate) fn together(&self, at: Instant) -> Instant {
+        let since = at.saturating_duration_since(self.started);
+        let past = since.as_nanos() % TOGETHER.as_nanos();
+        let past = u64::try_from(past).unwrap_or_default();
+        at.checked_sub(Duration::from_nanos(past)).unwrap_or(at)
     }
 
     /// An identity for one hold.
@@ -215,6 +227,7 @@ impl Engine {
         for hold in self.watchdog.holds() {
             hold.lose(LossReason::ClientClosed);
         }
+        self.queues.end();
         self.store.close();
     }
 }
@@ -281,14 +294,14 @@ struct Floors {
 
 impl Floors {
     fn of(&self, name: &str) -> u64 {
+        let ahead = if self.any_ahead.load(Ordering::Relaxed) {
+            self.ahead.lock().get(name).copied()
+        } else {
+            None
+        };
+        // After that: one that is forgotten there was counted here before.
         let common = self.common.load(Ordering::Relaxed);
-        if !self.any_ahead.load(Ordering::Relaxed) {
-            return common;
-        }
-        self.ahead
-            .lock()
-            .get(name)
-            .map_or(common, |ahead| common.max(*ahead))
+        ahead.map_or(common, |ahead| common.max(ahead))
     }
 
     fn saw(&self, name: &Arc<str>, token: u64, server_now_us: u64) {
@@ -299,7 +312,12 @@ impl Floors {
         self.any_ahead.store(true, Ordering::Relaxed);
         let mut ahead = self.ahead.lock();
         if ahead.len() >= MAX_AHEAD && !ahead.contains_key(name) {
-            ahead.pop_first();
+            // The smallest, and for all names from now on: what was seen is never forgotten.
+            let least = ahead.iter().min_by_key(|(_, floor)| **floor);
+            if let Some((name, floor)) = least.map(|(name, floor)| (Arc::clone(name), *floor)) {
+                self.common.fetch_max(floor, Ordering::Relaxed);
+                ahead.remove(&name);
+            }
         }
         let floor = ahead.entry(Arc::clone(name)).or_default();
         *floor = (*floor).max(token);
@@ -307,6 +325,9 @@ impl Floors {
 }
 
 const MAX_AHEAD: usize = 1024;
+
+/// Renewals that are due within so long of each other go together.
+const TOGETHER: Duration = Duration::from_millis(8);
 
 /// How far a token may be ahead of the clock and still count as following it.
 const AHEAD_US: u64 = 1_000_000;

@@ -26,6 +26,9 @@ pub(crate) trait Env: fmt::Debug + Send + Sync + 'static {
     fn random(&self) -> u64;
     /// Runs `task` on the client's runtime; dropped at once when that has ended.
     fn spawn(&self, task: BoxFuture<()>);
+    /// Whether this is called from a task of the client's runtime: what is polled here may then go on
+    /// there.
+    fn is_here(&self) -> bool;
 }
 
 /// The `Env` a client carries.
@@ -93,6 +96,10 @@ impl Env for RealEnv {
 
     fn spawn(&self, task: BoxFuture<()>) {
         drop(self.runtime.spawn(task));
+    }
+
+    fn is_here(&self) -> bool {
+        Handle::try_current().is_ok_and(|current| current.id() == self.runtime.id())
     }
 }
 

@@ -4,7 +4,7 @@ use std::fmt;
 use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::sync::Arc;
-use std::task::Poll;
+use std::task::{Poll, ready};
 use std::time::Duration;
 
 use tokio::sync::oneshot;
@@ -208,7 +208,8 @@ impl LockGuard {
 
     /// A token that is cancelled when the hold is lost, and never by a normal release.
     ///
-    /// It is a child: cancelling it tells nobody else.
+    /// It is a child: cancelling it tells nobody else. Wait for it beside the work, in a `select!`: a task
+    /// that waits for nothing else does not end with a normal release.
     pub fn lost(&self) -> CancellationToken {
         self.hold.lost().child_token()
     }
@@ -220,7 +221,7 @@ impl LockGuard {
 
     /// Does `work`, but no longer than the lock is held.
     ///
-    /// `work` is not polled any more once the lock is lost. This has a timer of its own and does not
+    /// `work` is not polled any more once the lock is lost; tasks that it spawned go on. This has a timer of its own and does not
     /// depend on the background task.
     ///
     /// # Errors
@@ -241,7 +242,12 @@ impl LockGuard {
             if let Poll::Ready(reason) = lost.as_mut().poll(cx) {
                 return Poll::Ready(Err(self.lost_error(reason)));
             }
-            work.as_mut().poll(cx).map(Ok)
+            let done = ready!(work.as_mut().poll(cx));
+            // Also after its last step, which may have been a long one.
+            Poll::Ready(match self.hold.loss_reason() {
+                Some(reason) => Err(self.lost_error(reason)),
+                None => Ok(done),
+            })
         })
         .await
     }
@@ -281,7 +287,13 @@ impl LockGuard {
     async fn renew(&self, operation: &'static str, lease: Duration) -> Result<(), Error> {
         self.ensure_held()?;
         let (reply, answer) = oneshot::channel();
-        let mut job = self.hold.renewal(lease, Box::new(Asked { reply }));
+        let mut job = self.hold.renewal(
+            lease,
+            Box::new(AskedOfHold {
+                hold: Arc::clone(&self.hold),
+                asked: Asked { reply },
+            }),
+        );
         let engine = &self.hold.engine;
         job.give_up = job
             .give_up
@@ -351,14 +363,21 @@ impl LockGuard {
             outcome = outcome => outcome.ok(),
             () = hold.engine.env.sleep_until(timeout) => None,
         };
-        outcome.unwrap_or_else(|| match instead {
+        let outcome = outcome.unwrap_or_else(|| match instead {
             ReleaseOutcome::Unconfirmed { .. } => ReleaseOutcome::Unconfirmed {
                 at_most: hold
                     .server_end()
                     .saturating_duration_since(hold.engine.now()),
             },
             instead => instead,
-        })
+        });
+        match outcome {
+            // Lost while the answer was waited for.
+            ReleaseOutcome::StillHeld { .. } => {
+                hold.loss_reason().map_or(outcome, ReleaseOutcome::Lost)
+            }
+            outcome => outcome,
+        }
     }
 
     fn leave(&mut self, reply: Option<oneshot::Sender<ReleaseOutcome>>) -> Option<Left> {
@@ -393,6 +412,22 @@ impl fmt::Debug for LockGuard {
         f.debug_struct("LockGuard")
             .field("hold", &self.hold)
             .finish_non_exhaustive()
+    }
+}
+
+/// Hands the outcome of a renewal to whoever asked for it, as long as the hold is held.
+struct AskedOfHold {
+    hold: Arc<Hold>,
+    asked: Asked,
+}
+
+impl Requester for AskedOfHold {
+    fn wanted(&self) -> bool {
+        self.asked.wanted() && self.hold.is_held()
+    }
+
+    fn done(self: Box<Self>, outcome: Outcome) {
+        Box::new(self.asked).done(outcome);
     }
 }
 

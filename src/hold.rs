@@ -30,6 +30,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::bug::{self, Bug, seeded};
 use crate::config::millis;
+use crate::contend::Chain;
 use crate::dispatch::{Answered, Failure, Job, Outcome, Requester};
 use crate::engine::Engine;
 use crate::env::later;
@@ -64,6 +65,8 @@ pub(crate) struct Hold {
     pub(crate) owner: OwnerId,
     pub(crate) token: FencingToken,
     lease: Duration,
+    /// The hand-offs by which it came here.
+    pub(crate) chain: Option<Chain>,
     lost: CancellationToken,
     state: Mutex<State>,
 }
@@ -133,6 +136,7 @@ pub(crate) enum Left {
 
 impl Hold {
     /// A hold the store has granted; nobody believes in it yet.
+    #[expect(clippy::too_many_arguments, reason = "all that is known of a grant")]
     pub(crate) fn granted(
         engine: &Arc<Engine>,
         name: &Arc<str>,
@@ -141,6 +145,7 @@ impl Hold {
         token: u64,
         remaining_ms: u64,
         answered: &Answered,
+        chain: Option<Chain>,
     ) -> Arc<Self> {
         engine.saw_token(name, token, answered.server_now_us);
         engine.grant_begins();
@@ -150,6 +155,7 @@ impl Hold {
             owner,
             token: FencingToken::new(token),
             lease,
+            chain,
             lost: CancellationToken::new(),
             state: Mutex::new(State {
                 phase: Phase::Offered,
@@ -204,7 +210,8 @@ impl Hold {
             let fresh = left >= two_thirds;
             // Counted back from the end of the lease, which was confirmed by the grant.
             state.renew_at = Some(if fresh {
-                later(now, left.saturating_sub(two_thirds))
+                let due = later(now, left.saturating_sub(two_thirds));
+                self.engine.together(due).max(now)
             } else {
                 now
             });
@@ -278,6 +285,11 @@ impl Hold {
             Some(reason) => Err(self.lose(reason).unwrap_or(reason)),
             None => Ok(()),
         }
+    }
+
+    /// Whether it was neither left nor lost so far; the clock is not looked at.
+    pub(crate) fn is_held(&self) -> bool {
+        self.state.lock().phase == Phase::Held
     }
 
     /// When it will be lost unless it is renewed.
@@ -414,7 +426,7 @@ impl Hold {
                 self.engine
                     .store
                     .believes(Belief::Left { owner: self.owner });
-                self.post_release(reply);
+                self.engine.queues.pass_on(self, reply);
                 self.engine.grant_ends();
                 Left::Last
             }
@@ -565,25 +577,62 @@ impl Hold {
         self.engine.dispatcher.post(job);
     }
 
-    fn post_release(self: &Arc<Self>, reply: Option<oneshot::Sender<ReleaseOutcome>>) {
+    /// Whether a copy of its acquisition may still run, and make it anew.
+    pub(crate) fn may_come_back(&self) -> bool {
+        self.state.lock().open_until_us.is_some()
+    }
+
+    /// When its lease as confirmed is over by our clock, whatever `max_hold` says.
+    pub(crate) fn term_deadline(&self) -> Instant {
+        self.state.lock().term.deadline
+    }
+
+    /// Releases this hold and, in the same operation, the one it may have been handed on to: a hand-off
+    /// that was sent may have been done, or may yet run until the server's clock passes `open_until_us`.
+    pub(crate) fn release_with(
+        self: &Arc<Self>,
+        to: OwnerId,
+        lease: Duration,
+        open_until_us: u64,
+        reply: Option<oneshot::Sender<ReleaseOutcome>>,
+    ) {
+        {
+            let mut state = self.state.lock();
+            state.open_until_us = state.open_until_us.max(Some(open_until_us));
+            state.asked = state.asked.max(Some(lease));
+        }
+        self.post_release_of(Some(to), reply);
+    }
+
+    pub(crate) fn post_release(self: &Arc<Self>, reply: Option<oneshot::Sender<ReleaseOutcome>>) {
+        self.post_release_of(None, reply);
+    }
+
+    fn post_release_of(
+        self: &Arc<Self>,
+        also: Option<OwnerId>,
+        reply: Option<oneshot::Sender<ReleaseOutcome>>,
+    ) {
         let timeout = self.command_timeout();
-        let (end, open_until_us) = {
+        let (end, open_until_us, asked) = {
             let mut state = self.state.lock();
             if let Some(asked) = state.asked {
                 let unconfirmed = later(self.engine.now(), timeout + asked);
                 state.term.end = state.term.end.max(unconfirmed);
             }
-            (state.term.end, state.open_until_us)
+            (state.term.end, state.open_until_us, state.asked)
         };
         let verb = Verb::Release {
             owner: self.owner,
             count: 0,
-            also: None,
+            also,
         };
         // The server frees it by itself at `end`; a copy still under way can add one lease.
-        let give_up = match open_until_us {
-            None => end,
-            Some(_) => end.max(later(self.engine.now(), timeout + self.lease)),
+        let give_up = if open_until_us.is_some() {
+            let lease = asked.map_or(self.lease, |asked| asked.max(self.lease));
+            end.max(later(self.engine.now(), timeout + lease))
+        } else {
+            end
         };
         let requester = Box::new(FinalRelease {
             hold: Arc::clone(self),
@@ -621,7 +670,8 @@ impl Hold {
                     state.answered(*remaining_ms);
                     state.renewing = false;
                     state.late_at = None;
-                    state.renew_at = state.renewed_lease().map(|lease| later(*sent, lease / 3));
+                    let next = state.renewed_lease().map(|lease| later(*sent, lease / 3));
+                    state.renew_at = next.map(|at| self.engine.together(at).max(now));
                     self.make_appointment(&mut state);
                     std::mem::take(&mut state.told_late).then_some(state.term.end)
                 };
@@ -808,7 +858,7 @@ struct Renewal {
 
 impl Requester for Renewal {
     fn wanted(&self) -> bool {
-        self.hold.state.lock().phase == Phase::Held
+        self.hold.is_held()
     }
 
     fn done(self: Box<Self>, outcome: Outcome) {
@@ -863,19 +913,48 @@ impl Requester for FinalRelease {
     }
 
     fn done(self: Box<Self>, outcome: Outcome) {
-        let hold = &self.hold;
-        let (term, believed) = {
-            let mut state = hold.state.lock();
-            let believed = state.phase == Phase::Releasing && state.next_level > 0;
-            if state.phase == Phase::Releasing {
-                state.phase = Phase::Ended;
-            }
-            (state.term, believed)
-        };
+        self.hold.release_done(&outcome, self.reply);
+    }
+}
+
+impl Hold {
+    /// The next in line has it: for whoever had it, it is released.
+    pub(crate) fn handed_off(&self, reply: Option<oneshot::Sender<ReleaseOutcome>>) {
+        self.end_release();
+        if let Some(reply) = reply {
+            let _ = reply.send(ReleaseOutcome::Released);
+        }
+    }
+
+    /// Ends the release; with the term that was confirmed, and whether somebody had believed in it.
+    fn end_release(&self) -> (Term, bool) {
+        let mut state = self.state.lock();
+        let believed = state.phase == Phase::Releasing && state.next_level > 0;
+        if state.phase == Phase::Releasing {
+            state.phase = Phase::Ended;
+        }
+        (state.term, believed)
+    }
+
+    /// How the release went, or a hand-off that was none.
+    pub(crate) fn release_done(
+        &self,
+        outcome: &Outcome,
+        reply: Option<oneshot::Sender<ReleaseOutcome>>,
+    ) {
+        let hold = self;
+        let (term, believed) = self.end_release();
         let at_most = term.end.saturating_duration_since(hold.engine.now());
+        let heard = match outcome {
+            Outcome::Answered(Answered {
+                answer: Answer::Released { heard },
+                ..
+            }) => *heard,
+            _ => 0,
+        };
         let told = match outcome {
             Outcome::Answered(Answered {
-                answer: Answer::Released,
+                answer: Answer::Released { .. },
                 ..
             }) => ReleaseOutcome::Released,
             Outcome::Answered(Answered {
@@ -885,9 +964,9 @@ impl Requester for FinalRelease {
             }) => {
                 match unanswered_since {
                     // An earlier attempt of ours may have done it, while the hold was still ours.
-                    Some(first) if first < term.deadline => ReleaseOutcome::Released,
+                    Some(first) if *first < term.deadline => ReleaseOutcome::Released,
                     Some(_) => ReleaseOutcome::Unconfirmed { at_most },
-                    None => ReleaseOutcome::Lost(LossReason::from(instead)),
+                    None => ReleaseOutcome::Lost(LossReason::from(*instead)),
                 }
             }
             Outcome::Answered(_) | Outcome::Failed(_) => ReleaseOutcome::Unconfirmed { at_most },
@@ -904,9 +983,9 @@ impl Requester for FinalRelease {
             }
         }
         if !seeded(Bug::WakeUpSwallowed) {
-            hold.engine.queues.freed(&hold.name);
+            hold.engine.queues.freed(&hold.name, heard);
         }
-        if let Some(reply) = self.reply {
+        if let Some(reply) = reply {
             let _ = reply.send(told);
         }
     }

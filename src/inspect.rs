@@ -112,7 +112,7 @@ pub(crate) async fn force_release(engine: &Arc<Engine>, name: &Arc<str>) -> Resu
                     {
                         hold.lose(LossReason::Forced);
                     }
-                    engine.queues.freed(name);
+                    engine.queues.freed(name, 0);
                 }
                 Answer::Refused(refusal) => {
                     return Err(refused(name.to_string(), OPERATION, refusal));

@@ -25,7 +25,7 @@ use tokio::sync::oneshot;
 
 use self::schedules::{How, explore};
 use self::world::{Time, World};
-use crate::contend::Wish;
+use crate::contend::{Ticket, Wish};
 use crate::env::Env as _;
 use crate::hold::{Entered, Hold, Terms};
 use crate::lock::Lock;
@@ -122,42 +122,93 @@ fn two_events(name: &str, how: How, one: Event, other: Event) -> usize {
 /// What a caller is told whose time is up is found out while the dispatcher looks at the same line.
 #[test]
 fn time_is_up_while_the_next_attempt_is_sent() {
-    explore(
-        "time-up",
-        scaled(How::Deviating(2), How::Deviating(4)),
-        || {
-            let world = World::new(Time::ByHand, 1);
-            let guard = taken(&world);
-            let ticket = {
-                let client = world.client(0);
-                let engine = client.engine();
-                let permit = Arc::clone(&engine.permits).try_acquire_owned();
-                let wish = Wish {
-                    terms: RENEWED,
-                    once: false,
-                };
-                let permit = permit.expect("nothing is under way");
-                let ticket = engine.queues.join(engine, &world::name(), wish, permit);
-                ticket.expect("a place in line")
-            };
-            // The server has told that it is taken, and the line's task sleeps.
-            world.settle();
-            let freed = Arc::clone(&world);
-            let threads = [
-                thread::spawn(move || {
-                    assert!(matches!(ticket.out_of_time(), Error::TimedOut { .. }));
-                }),
-                thread::spawn(move || {
-                    drop(guard);
-                    freed.settle();
-                }),
-            ];
-            join(threads);
-            world.settle();
-            world.check_idle();
-            world.end();
-        },
-    );
+    let how = scaled(How::Deviating(2), How::Deviating(3));
+    explore("time-up", how, || {
+        let world = World::new(Time::ByHand, 1);
+        let guard = taken(&world);
+        let ticket = in_line(&world);
+        // The server has told that it is taken, and the line's task sleeps.
+        world.settle();
+        let freed = Arc::clone(&world);
+        let threads = [
+            thread::spawn(move || {
+                assert!(matches!(ticket.out_of_time(), Error::TimedOut { .. }));
+            }),
+            thread::spawn(move || {
+                drop(guard);
+                freed.settle();
+            }),
+        ];
+        join(threads);
+        world.settle();
+        world.check_idle();
+        world.end();
+    });
+}
+
+/// The watchdog goes on although who ends the hold, or the offer, has not come to cancel it yet.
+#[test]
+fn the_watchdog_does_not_wait_for_who_cancels() {
+    let how = scaled(How::Deviating(2), How::Deviating(3));
+    explore("due-dropped", how, || {
+        let world = World::new(Time::ByHand, 1);
+        let guard = taken(&world);
+        while_due(world, Duration::from_secs(10), move || drop(guard));
+    });
+    explore("due-left", how, || {
+        let (world, ticket) = on_offer();
+        while_due(world, WINDOW, move || drop(ticket));
+    });
+    explore("due-claimed", how, || {
+        let (world, mut ticket) = on_offer();
+        while_due(world, WINDOW, move || {
+            let mut cx = Context::from_waker(Waker::noop());
+            if let Poll::Ready(claimed) = ticket.poll_claim(&mut cx) {
+                let (hold, level) = claimed.expect("an answer").expect("a grant");
+                hold.leave(level, None);
+            }
+        });
+    });
+}
+
+/// Does `work` in one thread while all tasks, the watchdog among them, run in another.
+fn while_due(world: Arc<World>, due: Duration, work: impl FnOnce() + Send + 'static) {
+    let passing = Arc::clone(&world);
+    join([
+        thread::spawn(work),
+        thread::spawn(move || {
+            passing.clock.jump(due);
+            passing.settle();
+        }),
+    ]);
+    world.settle();
+    world.check_idle();
+    world.end();
+}
+
+/// Somebody in line who has an offer.
+fn on_offer() -> (Arc<World>, Ticket) {
+    let world = World::new(Time::ByHand, 1);
+    let guard = taken(&world);
+    let ticket = in_line(&world);
+    world.settle();
+    drop(guard);
+    world.settle();
+    (world, ticket)
+}
+
+/// A place in line.
+fn in_line(world: &World) -> Ticket {
+    let client = world.client(0);
+    let engine = client.engine();
+    let permit = Arc::clone(&engine.permits).try_acquire_owned();
+    let wish = Wish {
+        terms: RENEWED,
+        once: false,
+    };
+    let permit = permit.expect("nothing is under way");
+    let ticket = engine.queues.join(engine, &world::name(), wish, permit);
+    ticket.expect("a place in line")
 }
 
 /// The lock, taken in this thread, which runs the tasks as well.

@@ -78,6 +78,9 @@ impl Lock {
     ///
     /// From 100 ms to one year, in whole milliseconds; anything else is [`Error::Config`] of the verb.
     /// Without this the client's default lease (30 s) is used, and renewed.
+    ///
+    /// Of a nested level: a hold is renewed as long as one of its levels is, and a shorter lease shortens
+    /// nothing.
     pub fn lease(mut self, lease: Duration) -> Self {
         self.lease = Some(lease);
         self
@@ -136,7 +139,8 @@ impl Lock {
     /// # Errors
     ///
     /// [`Error::TimedOut`] when others held it all the time; [`Error::Unreachable`] or
-    /// [`Error::Indeterminate`] when the server gave no answer; otherwise as
+    /// [`Error::Indeterminate`] when the server gave no answer for `timeout`, or for one default lease
+    /// (30 s) if that is less; otherwise as
     /// [`acquire`](Self::acquire).
     ///
     /// # Cancel safety
@@ -263,7 +267,7 @@ impl Lock {
             Budget::Once => place.try_enter(),
             Budget::Unlimited | Budget::Until(_) => {
                 let entered = self.within(budget, place.enter()).await?;
-                Some(entered.ok_or_else(|| self.timed_out(engine.now() - started))?)
+                Some(entered.ok_or_else(|| self.behind_own_flow(started))?)
             }
         };
         let Some(_gate) = gate else { return Ok(None) };
@@ -302,13 +306,12 @@ impl Lock {
             terms: *terms,
             once: matches!(budget, Budget::Once),
         };
+        // Once for all of it: waiting for a permit is part of the attempt.
+        let budget = self.at_most_once(budget, terms);
         let permits = Arc::clone(&engine.permits);
         let permit = match Arc::clone(&permits).try_acquire_owned() {
             Ok(permit) => permit,
-            Err(_) => match self
-                .within(self.at_most_once(budget, terms), permits.acquire_owned())
-                .await?
-            {
+            Err(_) => match self.within(budget, permits.acquire_owned()).await? {
                 Some(Ok(permit)) => permit,
                 Some(Err(_)) => return Err(Error::Closed),
                 None => {
@@ -320,7 +323,7 @@ impl Lock {
             return Ok(None);
         };
         let claim = poll_fn(|cx| ticket.poll_claim(cx));
-        match self.within(self.at_most_once(budget, terms), claim).await? {
+        match self.within(budget, claim).await? {
             Some(claimed) => claimed,
             None => Err(ticket.out_of_time()),
         }
@@ -413,6 +416,14 @@ impl Lock {
             value = future => Ok(Some(value)),
             () = end_of(engine, budget) => Ok(None),
         }
+    }
+
+    /// Another acquisition of this flow was under way all the time: for the lock, or for an answer.
+    fn behind_own_flow(&self, started: Instant) -> Error {
+        let engine = self.engine();
+        let silent = engine.queues.trouble(&self.name);
+        let silent = silent.or_else(|| Some(self.unreachable(engine.dispatcher.trouble()?)));
+        silent.unwrap_or_else(|| self.timed_out(engine.now() - started))
     }
 
     fn timed_out(&self, waited: Duration) -> Error {

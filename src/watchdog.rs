@@ -15,7 +15,7 @@ use crate::sync::{Mutex, Notify};
 
 /// Something with an appointment.
 pub(crate) trait Timed: Send + Sync {
-    /// The time has come, `now` at the latest. Must cancel or move its own appointment.
+    /// The time has come, `now` at the latest. The appointment is over afterwards, unless it is moved.
     fn due(self: Arc<Self>, now: Instant);
 
     /// The hold this is about, if it is one that somebody believes in.
@@ -122,8 +122,11 @@ impl Watchdog {
                 () = sleep(engine, next) => {}
             }
             let now = engine.now();
-            while let Some(due) = self.first_due(now) {
+            while let Some((appointment, due)) = self.first_due(now) {
                 due.due(now);
+                // Whoever ended it on another thread may not have come to that yet: not to be waited
+                // for in a loop.
+                self.cancel(appointment);
             }
             if self.keeps_any() {
                 engine.announce(now);
@@ -131,10 +134,10 @@ impl Watchdog {
         }
     }
 
-    fn first_due(&self, now: Instant) -> Option<Arc<dyn Timed>> {
+    fn first_due(&self, now: Instant) -> Option<(Appointment, Arc<dyn Timed>)> {
         let state = self.state.lock();
         let (first, who) = state.appointments.first_key_value()?;
-        (first.at <= now).then(|| Arc::clone(who))
+        (first.at <= now).then(|| (*first, Arc::clone(who)))
     }
 
     pub(crate) fn keeps_any(&self) -> bool {

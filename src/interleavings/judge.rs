@@ -27,7 +27,8 @@ impl Judge {
     pub(super) fn sent(&mut self, op: &Op) {
         if let Verb::Acquire {
             owner, count: 1, ..
-        } = op.verb
+        }
+        | Verb::HandOff { to: owner, .. } = op.verb
         {
             self.asked.entry(owner).or_default();
         }
@@ -36,6 +37,9 @@ impl Judge {
     pub(super) fn unanswered(&mut self, op: &Op) {
         if let Verb::Acquire { owner, .. } | Verb::Release { owner, .. } = op.verb {
             self.unanswered.insert(owner);
+        }
+        if let Verb::HandOff { from, to, .. } = op.verb {
+            self.unanswered.extend([from, to]);
         }
     }
 
@@ -90,10 +94,27 @@ impl Judge {
                 }
             }
             Verb::Release {
-                owner, count: 0, ..
+                owner,
+                count: 0,
+                also,
             } => {
-                let releases = self.asked.get_mut(&owner);
-                *releases.expect("released, but never asked for") += 1;
+                for owner in [owner].into_iter().chain(also) {
+                    let releases = self.asked.get_mut(&owner);
+                    *releases.expect("released, but never asked for") += 1;
+                }
+            }
+            Verb::HandOff { from, to, .. } => {
+                if matches!(answer, Answer::Granted { .. }) {
+                    self.granted.insert(to);
+                }
+                // For the one that has it no more, it is the release.
+                if matches!(answer, Answer::Late | Answer::Refused(_)) {
+                    return;
+                }
+                *self
+                    .asked
+                    .get_mut(&from)
+                    .expect("handed on, but never asked for") += 1;
             }
             _ => {}
         }

@@ -300,6 +300,10 @@ impl Env for Clock {
             drop(shuttle::future::spawn(task));
         }
     }
+
+    fn is_here(&self) -> bool {
+        true
+    }
 }
 
 /// Counts a task until it is dropped.

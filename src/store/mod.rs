@@ -88,6 +88,14 @@ pub(crate) enum Verb {
         count: u32,
         lease_ms: u64,
     },
+    /// Passes a held lock from one owner to another of the same client, with a new lease and a new
+    /// token. Never creates, never overwrites.
+    HandOff {
+        from: OwnerId,
+        to: OwnerId,
+        lease_ms: u64,
+        token: TokenRule,
+    },
     /// Removes the named owner (text, as `inspect` showed it) and no other.
     ForceRelease { owner: String },
 }
@@ -105,7 +113,7 @@ pub(crate) struct TokenRule {
 /// What the store found or did.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Answer {
-    /// First acquisition done, now or by an earlier copy of the same op.
+    /// First acquisition or hand-off done, now or by an earlier copy of the same op.
     Granted { token: u64, remaining_ms: u64 },
     /// Somebody else holds it; `None`: without expiry.
     Taken { remaining_ms: Option<u64> },
@@ -115,8 +123,8 @@ pub(crate) enum Answer {
     Gone(Instead),
     /// Nested acquisition done.
     Held { remaining_ms: u64 },
-    /// The hold was there and is removed.
-    Released,
+    /// The hold was there and is removed. `heard`: how many were told that the lock is free.
+    Released { heard: u64 },
     /// Nested release done.
     StillHeld { remaining_ms: u64 },
     /// Lease moved forward, or long enough already.

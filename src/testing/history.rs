@@ -169,6 +169,8 @@ pub struct Did {
     pub hold: HoldId,
     /// The count it sets.
     pub count: u32,
+    /// The other hold it names: the one that hands it on, or one that is released with it.
+    pub other: Option<HoldId>,
 }
 
 /// The kinds of ops.
@@ -180,6 +182,8 @@ pub enum Done {
     Release,
     /// `Renew`.
     Renew,
+    /// `HandOff`.
+    HandOff,
     /// `ForceRelease`.
     Force,
 }
@@ -219,13 +223,20 @@ impl Did {
             Verb::Acquire { owner, count, .. } => (Done::Acquire, owner.hold, *count),
             Verb::Release { owner, count, .. } => (Done::Release, owner.hold, *count),
             Verb::Renew { owner, count, .. } => (Done::Renew, owner.hold, *count),
+            Verb::HandOff { to, .. } => (Done::HandOff, to.hold, 1),
             Verb::ForceRelease { owner } => (Done::Force, hold_of(owner), 0),
+        };
+        let other = match &op.verb {
+            Verb::HandOff { from, .. } => Some(from.hold),
+            Verb::Release { also, .. } => also.map(|also| also.hold),
+            _ => None,
         };
         Self {
             name: Arc::clone(&op.name),
             verb,
             hold: owner,
             count,
+            other,
         }
     }
 }
@@ -238,7 +249,7 @@ impl From<&Answer> for Answered {
             Answer::Late => Self::Late,
             Answer::Gone(_) => Self::Gone,
             Answer::Held { .. }
-            | Answer::Released
+            | Answer::Released { .. }
             | Answer::StillHeld { .. }
             | Answer::Renewed { .. }
             | Answer::Removed => Self::Done,
@@ -364,7 +375,12 @@ impl fmt::Display for Did {
             verb,
             hold,
             count,
+            other,
         } = self;
+        if let Some(other) = other {
+            let (hold, other) = (Holder(*hold), Holder(*other));
+            return write!(f, "{verb:?}({name}, {hold} and {other}, {count})");
+        }
         write!(f, "{verb:?}({name}, {}, {count})", Holder(*hold))
     }
 }

@@ -13,6 +13,7 @@ use uuid::Uuid;
 use super::chance::Chance;
 use super::history::{Answered, Did, History, HoldId, Note, Owners, Ran, What, hold_of};
 use super::net::{Net, NetStore};
+use crate::bug::{Bug, seeded};
 use crate::config::Config;
 use crate::env::{RealEnv, SharedEnv, later};
 use crate::store::clock::micros;
@@ -285,23 +286,32 @@ impl Server {
         }
     }
 
+    /// Puts a key of another type in a lock's place, for so long: whoever asks for the lock is refused.
+    pub fn spoil(&self, name: &str, length: Duration) {
+        self.replace(name, Value::Other, length, "spoilt");
+    }
+
     /// Puts a hold of somebody else in a lock's place, for so long.
     pub fn overwrite(&self, name: &str, lease: Duration) {
+        let fields = BTreeMap::from([("stranger:1".to_owned(), "1".to_owned())]);
+        self.replace(name, Value::Hash(fields), lease, "taken by a stranger");
+    }
+
+    fn replace(&self, name: &str, value: Value, lasts: Duration, what: &str) {
         let owners = self.inner.owners(&Arc::from(name));
         self.inner.note(What::Vanished {
             name: Arc::from(name),
             owners,
             expired: false,
         });
-        self.inner.fault(|| format!("{name} taken by a stranger"));
-        let fields = BTreeMap::from([("stranger:1".to_owned(), "1".to_owned())]);
+        self.inner.fault(|| format!("{name} {what}"));
         let now_us = self.inner.clock();
-        let at = now_us / 1000 + micros(lease) / 1000;
+        let at = now_us / 1000 + micros(lasts) / 1000;
         self.inner
             .state
             .lock()
             .store
-            .put(&Arc::from(name), Value::Hash(fields), Some(at));
+            .put(&Arc::from(name), value, Some(at));
     }
 
     /// Who holds a lock, with their counts.
@@ -450,7 +460,7 @@ impl Inner {
         ops: &[Op],
     ) -> (Vec<Answer>, u64) {
         let elapsed = self.elapsed();
-        let mut freed = Vec::new();
+        let mut freed: Vec<(usize, Arc<str>)> = Vec::new();
         let mut ran = Vec::new();
         let mut state = self.state.lock();
         let now_us = state.at(elapsed);
@@ -458,15 +468,24 @@ impl Inner {
             Some(_) => state.expired(now_us),
             None => Vec::new(),
         };
-        let answers = ops
-            .iter()
-            .map(|op| {
+        let mut spoilt = None;
+        let mut answers: Vec<_> = (0..)
+            .zip(ops)
+            .map(|(at, op)| {
                 let before = self
                     .history
                     .as_ref()
                     .map(|_| owners(&mut state.store, &op.name, now_us));
-                let (answer, wake) = apply(&mut state.store, now_us, deadline_us, op);
-                freed.extend(wake);
+                let (answer, wake) = match &spoilt {
+                    Some(refusal) => (Answer::Refused(Refusal::clone(refusal)), None),
+                    None => apply(&mut state.store, now_us, deadline_us, op),
+                };
+                if let Answer::Refused(refusal) = &answer
+                    && seeded(Bug::BatchSpoilt)
+                {
+                    spoilt = Some(refusal.clone());
+                }
+                freed.extend(wake.map(|name| (at, name)));
                 if let Some(before) = before {
                     let after = owners(&mut state.store, &op.name, now_us);
                     let left_ms = state
@@ -494,15 +513,18 @@ impl Inner {
         for ran in ran {
             self.note(What::Ran(ran));
         }
-        for name in freed {
-            self.publish(&name);
+        for (at, name) in freed {
+            let listening = self.publish(&name);
+            if let Answer::Released { heard } = &mut answers[at] {
+                *heard = listening;
+            }
         }
         (answers, now_us)
     }
 
-    /// Tells everybody who listens, as far as the network lets it.
-    fn publish(&self, name: &Arc<str>) {
-        let told: Vec<(Arc<Net>, u64, Duration)> = {
+    /// Tells everybody who listens, as far as the network lets it. How many that are.
+    fn publish(&self, name: &Arc<str>) -> u64 {
+        let (told, listening) = {
             let state = &mut *self.state.lock();
             let first = (Arc::clone(name), 0, 0);
             let listening: Vec<_> = state
@@ -511,7 +533,8 @@ impl Inner {
                 .take_while(|(listened, ..)| listened == name)
                 .map(|(_, net, link)| (*net, *link))
                 .collect();
-            let mut told = Vec::new();
+            let mut told: Vec<(Arc<Net>, u64, Duration)> = Vec::new();
+            let count = listening.len() as u64;
             for (net, link) in listening {
                 let Some(net) = state.nets[net].upgrade() else {
                     continue;
@@ -520,7 +543,7 @@ impl Inner {
                     told.push((net, link, state.chance.within(&state.faults.delay)));
                 }
             }
-            told
+            (told, count)
         };
         for (net, link, delay) in told {
             let (env, name) = (Arc::clone(&self.env), Arc::clone(name));
@@ -534,6 +557,7 @@ impl Inner {
                 net.message(&name, link);
             }));
         }
+        listening
     }
 
     pub(super) fn listen(&self, name: &Arc<str>, net: usize, link: u64) {

@@ -225,6 +225,10 @@ impl Env for ProcessEnv {
     fn spawn(&self, task: BoxFuture<()>) {
         self.executor.spawn(self.process, task);
     }
+
+    fn is_here(&self) -> bool {
+        true
+    }
 }
 
 fn scaled(length: Duration, times: i64, by: i64) -> Duration {

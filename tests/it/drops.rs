@@ -608,3 +608,25 @@ async fn a_call_given_up_while_the_server_was_down_makes_no_lock_later() {
         nothing_left(&server, &name).await;
     }
 }
+
+/// The runtime ends while an acquisition is under way: nothing of the client stays in memory.
+#[test]
+fn nothing_stays_of_a_client_whose_runtime_ended() {
+    let server = Server::start();
+    let name: Arc<str> = unique_name().into();
+    let runtime = Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()
+        .unwrap();
+    runtime.block_on(async {
+        let client = client_of(&server.url(), secs(10)).await;
+        server.stop();
+        let mut lock = client.lock(Arc::clone(&name));
+        tokio::spawn(async move { lock.acquire().await.map(drop) });
+        tokio::task::yield_now().await;
+    });
+    runtime.shutdown_timeout(secs(5));
+    server.cont();
+    assert_eq!(Arc::strong_count(&name), 1);
+}

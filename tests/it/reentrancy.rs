@@ -5,7 +5,7 @@ use std::time::Instant;
 use leasehold::{Error, LockClient, LockContext, LockGuard, LossReason, ReleaseOutcome};
 use tokio::sync::mpsc;
 
-use crate::common::{self, Cli, Ruler, Worker, WorkerSide, ms, secs};
+use crate::common::{self, Cli, Ruler, Server, Worker, WorkerSide, ms, secs, unique_name};
 use crate::support::client_of;
 
 async fn client() -> LockClient {
@@ -25,7 +25,7 @@ async fn innermost(ctx: &mut LockContext, name: &str) -> LockGuard {
 /// Across await and spawn, in the order in which functions return.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn three_levels_across_await_and_spawn_count_1_2_3_2_1_and_gone() {
-    let (server, name) = (common::server(), common::unique_name());
+    let (server, name) = (common::server(), unique_name());
     let (cli, client) = (server.cli().await, client().await);
     let mut ctx = client.context();
     let outer = ctx.lock(name.as_str()).acquire().await.unwrap();
@@ -73,7 +73,7 @@ async fn guards_may_be_dropped_in_any_order() {
     ];
     for order in orders {
         for by_drop in [true, false] {
-            let name = common::unique_name();
+            let name = unique_name();
             let mut ctx = client.context();
             let mut guards = Vec::new();
             for _ in 0..3 {
@@ -108,7 +108,7 @@ async fn guards_may_be_dropped_in_any_order() {
 async fn guards_dropped_at_once_leave_nothing() {
     let (server, client) = (common::server(), client().await);
     for round in 0..common::scaled(30, 1000) {
-        let name = common::unique_name();
+        let name = unique_name();
         let mut ctx = client.context();
         let mut guards = Vec::new();
         for _ in 0..4 {
@@ -129,7 +129,7 @@ async fn guards_dropped_at_once_leave_nothing() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn tasks_that_share_a_context_enter_one_hold() {
     const TASKS: u32 = 8;
-    let (server, name) = (common::server(), common::unique_name());
+    let (server, name) = (common::server(), unique_name());
     let (cli, client) = (server.cli().await, client().await);
     let ctx = client.context();
     let tasks: Vec<_> = (0..TASKS)
@@ -171,7 +171,7 @@ async fn tasks_that_share_a_context_enter_one_hold() {
 #[tokio::test]
 async fn nothing_re_enters_without_the_context() {
     for client in [client().await, LockClient::in_memory()] {
-        let name = common::unique_name();
+        let name = unique_name();
         let mut ctx = client.context();
         let guard = ctx.lock(name.as_str()).acquire().await.unwrap();
         let mut others = [client.context(), ctx.fork(), guard.context().fork()];
@@ -199,7 +199,7 @@ async fn nothing_re_enters_without_the_context() {
 /// attempt all the same, answered after one round trip.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_try_right_after_a_waiter_gave_up_is_one_round_trip() {
-    let (server, name) = (common::server(), common::unique_name());
+    let (server, name) = (common::server(), unique_name());
     let client = client().await;
     let holder = self::client().await;
     let guard = holder.lock(name.as_str()).acquire().await.unwrap();
@@ -223,7 +223,7 @@ async fn a_try_right_after_a_waiter_gave_up_is_one_round_trip() {
 /// outside of it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn current_is_the_context_of_the_scope_and_of_nothing_else() {
-    let (server, name) = (common::server(), common::unique_name());
+    let (server, name) = (common::server(), unique_name());
     let client = client().await;
     assert!(LockContext::current().is_none());
     let mut ctx = client.context();
@@ -249,7 +249,7 @@ async fn current_is_the_context_of_the_scope_and_of_nothing_else() {
 /// Names are entered one by one: a second name is another hold, with a token of its own.
 #[tokio::test]
 async fn names_of_one_context_are_holds_of_their_own() {
-    let (server, names) = (common::server(), [(); 2].map(|()| common::unique_name()));
+    let (server, names) = (common::server(), [(); 2].map(|()| unique_name()));
     let (cli, client) = (server.cli().await, client().await);
     let mut ctx = client.context();
     let first = ctx.lock(names[0].as_str()).acquire().await.unwrap();
@@ -267,7 +267,7 @@ async fn names_of_one_context_are_holds_of_their_own() {
 /// A waiter gets in after the last level has left, not after an inner one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn inner_releases_let_nobody_in_and_the_last_one_does() {
-    let (server, name) = (common::server(), common::unique_name());
+    let (server, name) = (common::server(), unique_name());
     let (cli, client) = (server.cli().await, client().await);
     let other = self::client().await;
     let mut ctx = client.context();
@@ -296,7 +296,7 @@ async fn inner_releases_let_nobody_in_and_the_last_one_does() {
 /// B78: a guard is a value: acquired in one task, sent, released in another, on another thread.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_guard_is_released_by_another_task() {
-    let (server, name) = (common::server(), common::unique_name());
+    let (server, name) = (common::server(), unique_name());
     let client = client().await;
     let (send, mut receive) = mpsc::channel::<LockGuard>(1);
     let releasing = tokio::spawn(async move {
@@ -323,7 +323,7 @@ async fn a_guard_is_released_by_another_task() {
 /// told so, without asking the server; afterwards the name is fresh. Others are not concerned.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lost_hold_is_not_entered_again() {
-    let (server, name) = (common::server(), common::unique_name());
+    let (server, name) = (common::server(), unique_name());
     let client = client().await;
     let mut monitor = server.monitor().await;
     let mut ctx = client.context();
@@ -357,7 +357,7 @@ async fn a_lost_hold_is_not_entered_again() {
 /// same process has the lock: it keeps it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn levels_of_a_lost_hold_leave_the_next_owner_alone() {
-    let (server, name) = (common::server(), common::unique_name());
+    let (server, name) = (common::server(), unique_name());
     let (cli, client) = (server.cli().await, client().await);
     let mut ctx = client.context();
     let mut guards = Vec::new();
@@ -392,7 +392,7 @@ async fn levels_of_a_lost_hold_leave_the_next_owner_alone() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_contexts_exclude_each_other_in_one_process() {
     for client in [client().await, LockClient::in_memory()] {
-        let name = common::unique_name();
+        let name = unique_name();
         let inside = std::sync::Arc::new(std::sync::atomic::AtomicU32::new(0));
         let tasks: Vec<_> = (0..2)
             .map(|_| {
@@ -451,7 +451,7 @@ async fn contender_worker() {
 /// The same between processes: nested there, tried here, and the other way round.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_contexts_exclude_each_other_between_processes() {
-    let (server, name) = (common::server(), common::unique_name());
+    let (server, name) = (common::server(), unique_name());
     let (cli, client) = (server.cli().await, client().await);
     let url = server.url();
     let mut other = Worker::spawn("reentrancy::contender_worker", &[("URL", &url)]);
@@ -488,4 +488,64 @@ async fn two_contexts_exclude_each_other_between_processes() {
     other.say("leave").await;
     other.expect("Released").await;
     common::nothing_left(server, &name).await;
+}
+
+/// "No answer" is not "no": also for one who waits behind an acquisition of the same flow, which waits
+/// for the server. Behind one that waits for others it is.
+#[tokio::test]
+async fn behind_ones_own_flow_silence_is_told_from_others() {
+    let server = Server::start();
+    let client = client_of(&server.url(), secs(30)).await;
+    let mut told = Vec::new();
+    for silent in [false, true] {
+        let name = unique_name();
+        let held = client.lock(name.as_str()).acquire().await.unwrap();
+        let ctx = client.context();
+        let (mut one, mut two) = (ctx.share(), ctx.share());
+        if silent {
+            server.stop();
+        }
+        let mut first = one.lock(name.as_str());
+        let first = tokio::spawn(async move { first.acquire_timeout(secs(4)).await.map(drop) });
+        tokio::task::yield_now().await;
+        let second = two.lock(name.as_str()).acquire_timeout(secs(2)).await;
+        told.push(matches!(second.map(drop), Err(Error::TimedOut { .. })));
+        assert!(first.await.unwrap().is_err());
+        server.cont();
+        drop(held);
+    }
+    assert_eq!(told, [true, false]);
+}
+
+/// The hold is lost while the answer to an inner release is waited for: that is what is told.
+#[tokio::test]
+async fn an_inner_release_of_a_lost_hold_says_so() {
+    let server = Server::start();
+    let client = client_of(&server.url(), secs(10)).await;
+    let name = unique_name();
+    let mut ctx = client.context();
+    let fixed = secs(3);
+    let outer = ctx
+        .lock(name.as_str())
+        .lease(fixed)
+        .acquire()
+        .await
+        .unwrap();
+    let inner = ctx
+        .lock(name.as_str())
+        .lease(fixed)
+        .acquire()
+        .await
+        .unwrap();
+    server.stop();
+    // What is released just before the deadline has no answer by then.
+    tokio::time::sleep(outer.remaining().saturating_sub(ms(100))).await;
+    let told = inner.release().await;
+    let held = outer.is_held();
+    server.cont();
+    assert_eq!(
+        held,
+        matches!(told, ReleaseOutcome::StillHeld { .. }),
+        "{told:?}"
+    );
 }

@@ -7,9 +7,10 @@ use leasehold::{Error, FencingToken, LockClient, LossReason};
 use tokio::sync::Mutex;
 
 use crate::common::*;
+use crate::support::client_of;
 
 async fn client(server: &Server) -> LockClient {
-    crate::support::client_of(&server.url(), secs(30)).await
+    client_of(&server.url(), secs(30)).await
 }
 
 /// Holds the lock once, and says with which token.
@@ -215,4 +216,27 @@ async fn token_of_a_lost_hold_is_refused() {
     assert!(guard.fencing_token().is_err());
     drop(guard);
     nothing_left(server, &name).await;
+}
+
+/// However many counters were seen ahead of the clock, none is forgotten.
+#[tokio::test]
+async fn no_floor_is_forgotten_however_many_there_are() {
+    let server = Server::start();
+    let client = client_of(&server.url(), secs(10)).await;
+    let cli = server.cli().await;
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    let ahead = now.unwrap() + secs(3600);
+    let names: Vec<_> = (0..1100).map(|i| format!("ahead:{i:04}")).collect();
+    let mut first = Vec::new();
+    for name in &names {
+        let counter = ahead.as_micros().to_string();
+        cli.cmd(&["SET", &token_key(name), &counter]).await.ok();
+        let guard = client.lock(name.as_str()).acquire().await.unwrap();
+        first.push(guard.fencing_token().unwrap());
+    }
+    cli.cmd(&["FLUSHALL"]).await.ok();
+    for (name, before) in names.iter().zip(first) {
+        let guard = client.lock(name.as_str()).acquire().await.unwrap();
+        assert!(guard.fencing_token().unwrap() > before, "{name}");
+    }
 }

@@ -688,3 +688,19 @@ async fn a_hold_costs_one_renewal_each_third_of_its_lease() {
     drop(guard);
     nothing_left(server(), &name).await;
 }
+
+/// The work ends with a step that outlasts the lease, and nothing was polled meanwhile: it was done
+/// without the lock, and says so.
+#[tokio::test]
+async fn run_tells_of_a_loss_during_the_last_step() {
+    let client = client_of(&server().url(), secs(10)).await;
+    let name = unique_name();
+    let guard = client
+        .lock(name.as_str())
+        .lease(ms(300))
+        .acquire()
+        .await
+        .unwrap();
+    let done = guard.run(async { std::thread::sleep(ms(400)) }).await;
+    assert!(matches!(done, Err(Error::Lost { .. })), "{done:?}");
+}

@@ -38,7 +38,7 @@ fn what_was_found_once_stays_mended() {
 }
 
 /// docs/failure-modes.md has a row for each.
-const FOUND: [u64; 2] = [184_453, 1_647_873];
+const FOUND: [u64; 4] = [184_453, 382_133, 1_647_873, 1_765_835];
 
 /// Replays the seed in `LEASEHOLD_SEED`, and shows everything that happened; with the mistake in
 /// `LEASEHOLD_BUG`, if there is one.

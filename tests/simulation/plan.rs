@@ -124,7 +124,10 @@ pub enum End {
 #[derive(Clone, Debug)]
 pub enum Fault {
     Pause(Duration),
-    Stop { down: Duration, keep: bool },
+    Stop {
+        down: Duration,
+        keep: bool,
+    },
     Copy,
     FailOver,
     Disconnect,
@@ -133,6 +136,8 @@ pub enum Fault {
     DeleteCounter(usize),
     Persist(usize),
     Overwrite(usize, Duration),
+    /// Another type of key in its place, for so long.
+    Spoil(usize, Duration),
     StepClock(i64),
     Freeze(usize, Duration),
     Kill(usize),
@@ -153,6 +158,7 @@ impl Fault {
             Self::DeleteCounter(_) => "delete-counter",
             Self::Persist(_) => "persist",
             Self::Overwrite(..) => "overwrite",
+            Self::Spoil(..) => "spoil",
             Self::StepClock(_) => "clock-step",
             Self::Freeze(..) => "freeze",
             Self::Kill(_) => "kill",
@@ -162,7 +168,7 @@ impl Fault {
 }
 
 /// All kinds of faults.
-pub const KINDS: [&str; 21] = [
+pub const KINDS: [&str; 22] = [
     "black-hole",
     "clock-step",
     "close",
@@ -183,6 +189,7 @@ pub const KINDS: [&str; 21] = [
     "put-off",
     "reset",
     "restart",
+    "spoil",
     "stray",
 ];
 
@@ -190,6 +197,9 @@ pub const KINDS: [&str; 21] = [
 pub fn name_of(name: usize) -> Arc<str> {
     Arc::from(["job", "order:7", "{tag}x"][name])
 }
+
+/// What the seed of a plan is mixed with for its crowd.
+const CROWDED: u64 = 0x6372_6f77_6400;
 
 /// How many names there are.
 pub const NAMES: usize = 3;
@@ -210,6 +220,10 @@ impl Plan {
         };
         maker.names = 1 + maker.chance.below(NAMES as u64);
         let mut plan = maker.plan(seed);
+        maker.chance = Chance::new(seed ^ CROWDED);
+        if maker.chance.happens(100) {
+            maker.crowd(&mut plan);
+        }
         plan.faults.retain(|(_, fault)| !off.contains(fault.kind()));
         let network = &mut plan.network;
         for (kind, rate) in [
@@ -320,6 +334,45 @@ impl Maker {
             },
             put_off,
             heals_at: lasts,
+        }
+    }
+
+    /// Many more tasks, which hold a lock for a moment each: lines, chains of hand-offs, full calls. From
+    /// a chance of its own, so that all other plans are what they were before there were crowds.
+    fn crowd(&mut self, plan: &mut Plan) {
+        for _ in 0..6 + self.chance.below(8) {
+            let mut steps = Vec::new();
+            for _ in 0..4 + self.chance.below(10) {
+                let name = self.name();
+                let works = self.chance.happens(300);
+                steps.push(Step::Hold(Hold {
+                    name,
+                    way: Way::Acquire,
+                    lease: None,
+                    longest: None,
+                    taking: self.polling(60, 20),
+                    inside: if works {
+                        vec![Inside::Work(self.ms(0, 12))]
+                    } else {
+                        Vec::new()
+                    },
+                    end: if self.chance.happens(500) {
+                        End::Release(self.polling(100, 0))
+                    } else {
+                        End::Drop
+                    },
+                }));
+            }
+            plan.tasks.push(TaskPlan {
+                client: self.index(plan.clients.len()),
+                starts: self.ms(0, 300),
+                steps,
+            });
+        }
+        if self.weather == Weather::Wild {
+            let fault = Fault::Spoil(self.name(), self.ms(5, 200));
+            plan.faults.push((self.ms(50, 600), fault));
+            plan.faults.sort_by_key(|(at, _)| *at);
         }
     }
 

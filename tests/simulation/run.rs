@@ -150,6 +150,7 @@ impl World {
             Fault::DeleteCounter(name) => server.delete_counter(&name_of(*name)),
             Fault::Persist(name) => server.persist(&name_of(*name)),
             Fault::Overwrite(name, lease) => server.overwrite(&name_of(*name), *lease),
+            Fault::Spoil(name, length) => server.spoil(&name_of(*name), *length),
             Fault::StepClock(by) => server.step_clock(*by),
             Fault::Freeze(client, length) => self.freeze(*client, at, at + *length),
             Fault::Kill(client) => self.freeze(*client, at, FOR_EVER),
@@ -280,7 +281,12 @@ fn conditions(
     let mut conditions = Conditions::quiet(settled_from + bound + Duration::from_secs(3));
     conditions.memory_kept = !memory_lost
         && !forced
-        && !any(|fault| matches!(fault, Fault::Delete(_) | Fault::Overwrite(..)));
+        && !any(|fault| {
+            matches!(
+                fault,
+                Fault::Delete(_) | Fault::Overwrite(..) | Fault::Spoil(..)
+            )
+        });
     conditions.counters_kept =
         !memory_lost && !any(|fault| matches!(fault, Fault::DeleteCounter(_)));
     conditions.expiry_kept = !any(|fault| matches!(fault, Fault::Persist(_)));
@@ -297,10 +303,16 @@ fn conditions(
     conditions.wake = if plan.network.no_messages {
         Duration::from_millis(500)
     } else {
-        way * 4 + SLACK
+        // Others go first after a chain, and the answer to its release is waited for.
+        way * 6 + SLACK * 2
     };
     conditions.leases_alike = true;
     conditions.fixed_leases = fixed;
+    let spoilt = plan.faults.iter().filter_map(|(_, fault)| match fault {
+        Fault::Spoil(name, _) => Some(name_of(*name)),
+        _ => None,
+    });
+    conditions.spoilt = spoilt.collect();
     conditions.slack = plan.put_off.1 * 12 + SLACK;
     conditions.frozen = frozen;
     conditions.healed_from = healed_from;

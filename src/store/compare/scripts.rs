@@ -42,6 +42,7 @@ fn a_malformed_call_is_an_error_and_leaves_no_key() {
         (acquire(0, 1), vec![1, 3, 4, 5, 6]),
         (renew(0, 1), vec![1, 3, 4]),
         (release(0, 1), vec![1, 4]),
+        (hand_off(0, 1), vec![1, 4, 5, 6]),
     ] {
         let (keys, args) = good(verb.clone());
         for at in numbers {
@@ -125,10 +126,15 @@ fn without_memory_nothing_is_taken_and_holds_go_on() {
     assert_eq!(refused(&nested[0]), RefusalKind::OutOfMemory);
     let inner = redis.submit(&[op(0, release(0, 1))]);
     assert!(matches!(inner[0], Answer::StillHeld { remaining_ms: 1.. }));
+    let passed = redis.submit(&[op(0, hand_off(0, 4))]);
+    assert_eq!(refused(&passed[0]), RefusalKind::OutOfMemory);
     let renewed = redis.submit(&[op(0, renew(0, 1))]);
     assert!(matches!(renewed[0], Answer::Renewed { remaining_ms: 1.. }));
     assert_eq!(redis.keys(), 2, "the hold and its counter");
-    assert_eq!(redis.submit(&[op(0, release(0, 0))]), [Answer::Released]);
+    assert_eq!(
+        redis.submit(&[op(0, release(0, 0))]),
+        [Answer::Released { heard: 0 }]
+    );
 }
 
 #[test]
@@ -178,7 +184,10 @@ fn a_release_needs_no_permission_but_its_own() {
     redis.connection.ask(&["AUTH", "few", ""]).unwrap();
     let renewed = redis.submit(&[op(0, renew(0, 2))]);
     assert!(matches!(renewed[0], Answer::Renewed { .. }), "{renewed:?}");
-    assert_eq!(redis.submit(&[op(0, release(0, 0))]), [Answer::Released]);
+    assert_eq!(
+        redis.submit(&[op(0, release(0, 0))]),
+        [Answer::Released { heard: 0 }]
+    );
     let gone = [Answer::Gone(Instead::Free)];
     assert_eq!(redis.submit(&[op(0, release(0, 0))]), gone);
 }
@@ -251,6 +260,18 @@ fn release(id: u64, count: u32) -> Verb {
         owner: owner(id),
         count,
         also: None,
+    }
+}
+
+fn hand_off(from: u64, to: u64) -> Verb {
+    Verb::HandOff {
+        from: owner(from),
+        to: owner(to),
+        lease_ms: 60_000,
+        token: TokenRule {
+            floor: 0,
+            retention_ms: Some(3_600_000),
+        },
     }
 }
 

@@ -97,6 +97,16 @@ fn any_ops() -> impl Strategy<Value = Vec<Op>> {
         count,
         lease_ms,
     });
+    let hand_off = (0..OWNERS, 0..OWNERS, leases(), floors(), retentions());
+    let hand_off = hand_off.prop_map(|(from, to, lease_ms, floor, retention_ms)| Verb::HandOff {
+        from: owner(from),
+        to: owner(to),
+        lease_ms,
+        token: TokenRule {
+            floor,
+            retention_ms,
+        },
+    });
     let force = prop_oneof![
         (0..OWNERS).prop_map(|id| owner(id).to_string()),
         Just(java())
@@ -106,6 +116,7 @@ fn any_ops() -> impl Strategy<Value = Vec<Op>> {
         4 => list(acquire.boxed()),
         3 => list(release.boxed()),
         2 => list(renew.boxed()),
+        2 => list(hand_off.boxed()),
         1 => list(force.boxed()),
     ]
 }

@@ -88,7 +88,7 @@ impl Table {
             Answer::Held { remaining_ms }
             | Answer::StillHeld { remaining_ms }
             | Answer::Renewed { remaining_ms } => (Told::Yes(ticks(remaining_ms)), None),
-            Answer::Released | Answer::Removed => (Told::Yes(0), None),
+            Answer::Released { .. } | Answer::Removed => (Told::Yes(0), None),
             Answer::Taken { .. } => (Told::Taken, None),
             Answer::Gone(_) | Answer::Nothing => (Told::Gone, None),
             Answer::Late => (Told::Late, None),

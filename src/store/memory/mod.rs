@@ -18,7 +18,7 @@ use uuid::Uuid;
 
 use super::clock::micros;
 use super::topic::{Listening, Topics};
-use super::{Call, Cause, Health, NoReply, Reply, Snapshot, Store, Subscription};
+use super::{Answer, Call, Cause, Health, NoReply, Reply, Snapshot, Store, Subscription};
 use crate::env::{BoxFuture, SharedEnv};
 #[cfg(feature = "testing")]
 pub(crate) use model::Key;
@@ -100,14 +100,13 @@ impl MemoryStore {
         let sent = self.env.now();
         let server_now_us = self.shared.at(sent);
         let deadline_us = server_now_us.saturating_add(micros(call.timeout));
-        let mut freed = Vec::new();
+        let mut freed: Vec<(usize, Arc<str>)> = Vec::new();
         let mut inner = self.shared.inner.lock();
-        let answers = call
-            .ops
-            .iter()
-            .map(|op| {
+        let mut answers: Vec<_> = (0..)
+            .zip(&call.ops)
+            .map(|(at, op)| {
                 let (answer, wake) = apply(&mut inner.state, server_now_us, deadline_us, op);
-                freed.extend(wake);
+                freed.extend(wake.map(|name| (at, name)));
                 answer
             })
             .collect();
@@ -118,8 +117,14 @@ impl MemoryStore {
         };
         drop(inner);
         for topics in listeners.iter().filter_map(Weak::upgrade) {
-            for topic in freed.iter().filter_map(|name| topics.get(name)) {
+            for (at, name) in &freed {
+                let Some(topic) = topics.get(name) else {
+                    continue;
+                };
                 topic.wake();
+                if let Answer::Released { heard } = &mut answers[*at] {
+                    *heard += 1;
+                }
             }
         }
         Ok(Reply {

@@ -51,9 +51,16 @@ pub(crate) fn apply(
             count,
             lease_ms,
         } => renew(state, &now, name, *owner, *count, *lease_ms),
+        Verb::HandOff {
+            from,
+            to,
+            lease_ms,
+            token,
+        } => hand_off(state, &now, name, *from, *to, *lease_ms, *token)
+            .unwrap_or_else(Answer::Refused),
         Verb::ForceRelease { owner } => force_release(state, name, owner),
     };
-    let removed = matches!(answer, Answer::Released | Answer::Removed);
+    let removed = matches!(answer, Answer::Released { .. } | Answer::Removed);
     let freed = removed && !state.keys.contains_key(name);
     (answer, freed.then(|| Arc::clone(name)))
 }
@@ -81,11 +88,7 @@ fn take(
             expires_ms,
         }) => {
             if fields.contains_key(&owner.to_string()) {
-                let last = last_token(state, name)?;
-                return Ok(Answer::Granted {
-                    token: last.unwrap_or_else(|| now.us.max(rule.floor.saturating_add(1))),
-                    remaining_ms: now.left(*expires_ms).unwrap_or(lease_ms),
-                });
+                return already_granted(state, now, name, lease_ms, rule);
             }
             check_use(fields)?;
             return Ok(Answer::Taken {
@@ -139,7 +142,7 @@ fn nest(
 fn release(state: &mut State, name: &Arc<str>, owner: OwnerId, also: Option<OwnerId>) -> Answer {
     if seeded(Bug::ReleaseWithoutOwnerCheck) && state.keys.contains_key(name) {
         state.delete(name);
-        return Answer::Released;
+        return Answer::Released { heard: 0 };
     }
     if seeded(Bug::ReleaseInsistsOnCount) && state.count(name, &owner) > 1 {
         return Answer::Gone(Instead::Taken);
@@ -154,7 +157,7 @@ fn release(state: &mut State, name: &Arc<str>, owner: OwnerId, also: Option<Owne
         removed |= state.remove(name, &also.to_string());
     }
     if removed {
-        Answer::Released
+        Answer::Released { heard: 0 }
     } else {
         state.gone(name)
     }
@@ -200,6 +203,58 @@ fn renew(
     Answer::Renewed {
         remaining_ms: state.lengthen(name, now, lease_ms),
     }
+}
+
+/// From one owner to another; never creates, never overwrites.
+fn hand_off(
+    state: &mut State,
+    now: &Now,
+    name: &Arc<str>,
+    from: OwnerId,
+    to: OwnerId,
+    lease_ms: u64,
+    rule: TokenRule,
+) -> Result<Answer, Refusal> {
+    if state.holds(name, &to) {
+        return already_granted(state, now, name, lease_ms, rule);
+    }
+    let blindly = seeded(Bug::HandOffCreates);
+    if !state.holds(name, &from) && !blindly {
+        return Ok(state.gone(name));
+    }
+    if now.late && !blindly {
+        return Ok(Answer::Late);
+    }
+    let token = match last_token(state, name)? {
+        Some(last) if seeded(Bug::HandOffKeepsToken) => last,
+        _ => next_token(state, now, name, lease_ms, rule)?,
+    };
+    if blindly {
+        state.recreate(name, now, to, lease_ms);
+    }
+    state.set_count(name, &to, 1);
+    state.remove(name, &from.to_string());
+    state.set_expiry(name, now.after(lease_ms));
+    Ok(Answer::Granted {
+        token,
+        remaining_ms: lease_ms,
+    })
+}
+
+/// A copy of what was done: the token it got, and what is left.
+fn already_granted(
+    state: &State,
+    now: &Now,
+    name: &Arc<str>,
+    lease_ms: u64,
+    rule: TokenRule,
+) -> Result<Answer, Refusal> {
+    let last = last_token(state, name)?;
+    let expires_ms = state.keys.get(name).and_then(|key| key.expires_ms);
+    Ok(Answer::Granted {
+        token: last.unwrap_or_else(|| now.us.max(rule.floor.saturating_add(1))),
+        remaining_ms: now.left(expires_ms).unwrap_or(lease_ms),
+    })
 }
 
 fn force_release(state: &mut State, name: &Arc<str>, owner: &str) -> Answer {
@@ -316,7 +371,10 @@ pub(crate) enum Value {
     /// Owner ids and hold counts, if it is ours.
     Hash(BTreeMap<String, String>),
     /// Another type than a hash.
-    #[cfg_attr(not(test), expect(dead_code, reason = "only a test puts one there"))]
+    #[cfg_attr(
+        not(any(test, feature = "testing")),
+        expect(dead_code, reason = "only a test puts one there")
+    )]
     Other,
 }
 
@@ -504,7 +562,7 @@ impl State {
 
     /// Moves the deadline forward, never back, and gives one where there is none. What is left then.
     fn lengthen(&mut self, name: &Arc<str>, now: &Now, lease_ms: u64) -> u64 {
-        let Some(key) = self.keys.get_mut(name) else {
+        let Some(key) = self.keys.get(name) else {
             return 0;
         };
         if let Some(left) = now.left(key.expires_ms).filter(|left| *left >= lease_ms)
@@ -512,12 +570,18 @@ impl State {
         {
             return left;
         }
-        let at = now.after(lease_ms);
+        self.set_expiry(name, now.after(lease_ms));
+        lease_ms
+    }
+
+    fn set_expiry(&mut self, name: &Arc<str>, at: u64) {
+        let Some(key) = self.keys.get_mut(name) else {
+            return;
+        };
         if let Some(before) = key.expires_ms.replace(at) {
             self.expiries.remove(&(before, Kind::Key, Arc::clone(name)));
         }
         self.expiries.insert((at, Kind::Key, Arc::clone(name)));
-        lease_ms
     }
 
     /// Removes one field; a hash without fields is gone.

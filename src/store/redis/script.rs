@@ -8,7 +8,7 @@ use std::sync::LazyLock;
 use fred::types::Value;
 
 use crate::key::KeyScheme;
-use crate::store::{Answer, Instead, Op, Refusal, RefusalKind, Verb};
+use crate::store::{Answer, Instead, Op, Refusal, RefusalKind, TokenRule, Verb};
 
 /// A script and the hash the server knows it by.
 #[derive(Debug)]
@@ -27,6 +27,10 @@ impl Script {
         Self::new(format!("{PRELUDE}\n{body}"))
     }
 
+    fn that_grants(body: &str) -> Self {
+        Self::with_prelude(&format!("{TOKENS}\n{body}"))
+    }
+
     /// The same script, told the time (µs) by its last argument instead of the server.
     #[cfg(test)]
     pub(crate) fn with_time_as_argument(&self) -> Self {
@@ -42,6 +46,7 @@ pub(crate) fn script_for(verb: &Verb) -> &'static Script {
         Verb::Acquire { .. } => &SCRIPTS.acquire,
         Verb::Release { .. } => &SCRIPTS.release,
         Verb::Renew { .. } => &SCRIPTS.renew,
+        Verb::HandOff { .. } => &SCRIPTS.hand_off,
         Verb::ForceRelease { .. } => &SCRIPTS.force_release,
     }
 }
@@ -53,11 +58,12 @@ pub(crate) fn clock() -> &'static Script {
 
 /// All scripts by file name, for loading them ahead and for tests.
 #[cfg(test)]
-pub(crate) fn all() -> [(&'static str, &'static Script); 5] {
+pub(crate) fn all() -> [(&'static str, &'static Script); 6] {
     [
         ("lock_acquire", &SCRIPTS.acquire),
         ("lock_release", &SCRIPTS.release),
         ("lock_renew", &SCRIPTS.renew),
+        ("lock_hand_off", &SCRIPTS.hand_off),
         ("lock_force_release", &SCRIPTS.force_release),
         ("clock", &SCRIPTS.clock),
     ]
@@ -110,14 +116,8 @@ pub(crate) fn encode(
                 token,
             } => {
                 keys.push(scheme.token(&op.name));
-                let retention_ms = token.retention_ms.map_or(0, |ms| ms.clamp(1, MAX_NUMBER));
-                args.extend([
-                    owner.to_string(),
-                    count.to_string(),
-                    lease_ms.to_string(),
-                    token.floor.to_string(),
-                    retention_ms.to_string(),
-                ]);
+                args.extend([owner.to_string(), count.to_string(), lease_ms.to_string()]);
+                args.extend(token_args(token));
             }
             Verb::Release { owner, count, also } => args.extend([
                 owner.to_string(),
@@ -130,12 +130,27 @@ pub(crate) fn encode(
                 count,
                 lease_ms,
             } => args.extend([owner.to_string(), count.to_string(), lease_ms.to_string()]),
+            Verb::HandOff {
+                from,
+                to,
+                lease_ms,
+                token,
+            } => {
+                keys.push(scheme.token(&op.name));
+                args.extend([from.to_string(), to.to_string(), lease_ms.to_string()]);
+                args.extend(token_args(token));
+            }
             Verb::ForceRelease { owner } => {
                 args.extend([owner.clone(), scheme.channel(&op.name)]);
             }
         }
     }
     (keys, args)
+}
+
+fn token_args(rule: &TokenRule) -> [String; 2] {
+    let retention_ms = rule.retention_ms.map_or(0, |ms| ms.clamp(1, MAX_NUMBER));
+    [rule.floor.to_string(), retention_ms.to_string()]
 }
 
 /// `ARGV` of [`clock`].
@@ -189,7 +204,7 @@ fn decode_answer(slot: &[Value], verb: &Verb) -> Result<Answer, Malformed> {
         return Err(Malformed(format!("{} slots for an answer", slot.len())));
     };
     Ok(match (integer(code)?, verb) {
-        (1, Verb::Acquire { count: 1, .. }) => Answer::Granted {
+        (1, Verb::Acquire { count: 1, .. } | Verb::HandOff { .. }) => Answer::Granted {
             token: unsigned(a)?,
             remaining_ms: unsigned(b)?,
         },
@@ -199,20 +214,30 @@ fn decode_answer(slot: &[Value], verb: &Verb) -> Result<Answer, Malformed> {
                 _ => Some(unsigned(a)?),
             },
         },
-        (3, Verb::Acquire { .. } | Verb::Renew { .. } | Verb::Release { count: 1.., .. }) => {
-            Answer::Late
-        }
-        (4, Verb::Acquire { count: 2.., .. } | Verb::Release { .. } | Verb::Renew { .. }) => {
-            Answer::Gone(match integer(a)? {
-                0 => Instead::Free,
-                1 => Instead::Taken,
-                other => return Err(Malformed(format!("{other} instead of a hold"))),
-            })
-        }
+        (
+            3,
+            Verb::Acquire { .. }
+            | Verb::Renew { .. }
+            | Verb::Release { count: 1.., .. }
+            | Verb::HandOff { .. },
+        ) => Answer::Late,
+        (
+            4,
+            Verb::Acquire { count: 2.., .. }
+            | Verb::Release { .. }
+            | Verb::Renew { .. }
+            | Verb::HandOff { .. },
+        ) => Answer::Gone(match integer(a)? {
+            0 => Instead::Free,
+            1 => Instead::Taken,
+            other => return Err(Malformed(format!("{other} instead of a hold"))),
+        }),
         (5, Verb::Acquire { count: 2.., .. }) => Answer::Held {
             remaining_ms: unsigned(a)?,
         },
-        (6, Verb::Release { count: 0, .. }) => Answer::Released,
+        (6, Verb::Release { count: 0, .. }) => Answer::Released {
+            heard: unsigned(a)?,
+        },
         (7, Verb::Release { count: 1.., .. }) => Answer::StillHeld {
             remaining_ms: unsigned(a)?,
         },
@@ -291,19 +316,23 @@ struct Scripts {
     acquire: Script,
     release: Script,
     renew: Script,
+    hand_off: Script,
     force_release: Script,
     clock: Script,
 }
 
 static SCRIPTS: LazyLock<Scripts> = LazyLock::new(|| Scripts {
-    acquire: Script::with_prelude(include_str!("lua/lock_acquire.lua")),
+    acquire: Script::that_grants(include_str!("lua/lock_acquire.lua")),
     release: Script::with_prelude(include_str!("lua/lock_release.lua")),
     renew: Script::with_prelude(include_str!("lua/lock_renew.lua")),
+    hand_off: Script::that_grants(include_str!("lua/lock_hand_off.lua")),
     force_release: Script::with_prelude(include_str!("lua/lock_force_release.lua")),
     clock: Script::with_prelude(include_str!("lua/clock.lua")),
 });
 
 const PRELUDE: &str = include_str!("lua/prelude.lua");
+
+const TOKENS: &str = include_str!("lua/tokens.lua");
 
 /// Values per answer in a reply.
 const SLOTS: usize = 3;

@@ -72,7 +72,7 @@ fn wrong(
             match told {
                 None => Some("is said to be gone, and nobody had looked"),
                 Some(gone) if gone.absurd && trusted => Some("is said to be gone, and was there"),
-                Some(_) if conditions.memory_kept && calm(hold, conditions) => {
+                Some(_) if trusted && calm(hold, conditions) => {
                     Some("was gone, and nothing had happened")
                 }
                 Some(_) => None,

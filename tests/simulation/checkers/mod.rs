@@ -11,6 +11,7 @@
 //! | `silence` | V1 | always |
 //! | `losses` | none is false | always; more of a quiet run |
 //! | `counts` | reentrancy | always |
+//! | `chains` | L2 | their number always, their time in a quiet run |
 //! | `order` | L2 | clients that never stood still, if all waiters answer |
 //! | `renewals` | L1 | always |
 //! | `register` | S1, S2 | as `exclusion`, else as `tokens` |
@@ -18,6 +19,7 @@
 //! A history is read once, in order (`story`); each judge is another pass over what that found.
 
 mod belief;
+mod chains;
 mod counts;
 mod exclusion;
 mod losses;
@@ -86,6 +88,8 @@ pub struct Conditions {
     /// The locks that somebody takes for a fixed time, without renewal, or with a longest one. Who
     /// waits for them may ask for another lease than the next in line.
     pub fixed_leases: BTreeSet<Arc<str>>,
+    /// The locks in whose place somebody puts something else. Of others no request is refused.
+    pub spoilt: BTreeSet<Arc<str>>,
     /// The longest that one attempt may take.
     pub command_timeout: Duration,
     /// Longest time that a line may go without an attempt.
@@ -124,6 +128,7 @@ impl Conditions {
             stall: Duration::ZERO,
             leases_alike: true,
             fixed_leases: BTreeSet::new(),
+            spoilt: BTreeSet::new(),
             command_timeout: Duration::from_secs(1),
             cap: Duration::from_secs(2),
             wake: Duration::from_millis(500),
@@ -178,6 +183,7 @@ pub fn check(records: &[Record], conditions: &Conditions) -> Vec<Violation> {
         order::check,
         renewals::check,
         register::check,
+        chains::check,
     ];
     judges
         .iter()

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold::testing::{Answered, Done, Holder, Owners, Ran, What};
+use leasehold::testing::{Answered, Did, Done, Holder, Owners, Ran, What};
 
 use super::story::Story;
 use super::{Conditions, Verdict, Violation};
@@ -30,6 +30,11 @@ pub fn check(story: &Story<'_>, conditions: &Conditions) -> Vec<Violation> {
             }
             _ => continue,
         };
+        let asks = matches!(ran.did.verb, Done::Acquire | Done::HandOff);
+        let refused = asks && ran.answer == Answered::Nothing;
+        if refused && !conditions.spoilt.contains(&ran.did.name) {
+            verdict.broken(&[index], format!("{} is refused for no reason", ran.did));
+        }
         if let Some(wrong) = wrong(ran) {
             verdict.broken(&[index], format!("{} {wrong}", ran.did));
         }
@@ -53,7 +58,9 @@ pub fn check(story: &Story<'_>, conditions: &Conditions) -> Vec<Violation> {
 /// What an op did that it must not.
 fn wrong(ran: &Ran) -> Option<String> {
     let did = &ran.did;
-    let creates = did.verb == Done::Acquire && did.count == 1;
+    // From one to another: it takes the place of the one that it names besides.
+    let hands_on = did.verb == Done::HandOff;
+    let creates = hands_on || did.verb == Done::Acquire && did.count == 1;
     let removes = did.count == 0 && matches!(did.verb, Done::Release | Done::Force);
     let Some((before, after)) = &ran.change else {
         let moved = ran.answer == Answered::Done && !removes;
@@ -63,14 +70,20 @@ fn wrong(ran: &Ran) -> Option<String> {
         Answered::Granted(_) | Answered::Done => {}
         answer => return Some(format!("changes the owners, and is answered {answer:?}")),
     }
-    if let Some(other) = other_changed(did.hold, before, after) {
+    if let Some(other) = other_changed(did, before, after) {
         return Some(format!("changes {}", Holder(other)));
     }
     let had = before.iter().any(|(hold, _)| *hold == did.hold);
     let has = after.iter().any(|(hold, _)| *hold == did.hold);
+    let gone = |owners: &Owners| !owners.iter().any(|(hold, _)| Some(*hold) == did.other);
     match (had, has) {
         (false, true) if !creates => Some("creates".to_owned()),
-        (false, true) if !before.is_empty() => Some("enters a lock that is taken".to_owned()),
+        (false, true) if hands_on && (gone(before) || !gone(after)) => {
+            Some("hands on what it had not, or keeps it".to_owned())
+        }
+        (false, true) if !hands_on && !before.is_empty() => {
+            Some("enters a lock that is taken".to_owned())
+        }
         (true, false) if !removes => Some("removes".to_owned()),
         (true, true) if removes => Some("does not remove".to_owned()),
         (true, true) if creates => Some("is done twice".to_owned()),
@@ -79,12 +92,13 @@ fn wrong(ran: &Ran) -> Option<String> {
     }
 }
 
-/// Another hold than `own` that came, went or has another count.
-fn other_changed(own: u64, before: &Owners, after: &Owners) -> Option<u64> {
+/// A hold that the op does not name and that came, went or has another count.
+fn other_changed(did: &Did, before: &Owners, after: &Owners) -> Option<u64> {
+    let named = |hold| hold == did.hold || Some(hold) == did.other;
     let missing = |those: &Owners, these: &Owners| {
         those
             .iter()
-            .find(|owner| owner.0 != own && !these.contains(owner))
+            .find(|owner| !named(owner.0) && !these.contains(owner))
             .map(|(hold, _)| *hold)
     };
     missing(before, after).or_else(|| missing(after, before))
@@ -127,6 +141,16 @@ mod tests {
             conditions.frozen = vec![(0, ms(0), Duration::MAX)];
             conditions.memory_kept = false;
         })
+    }
+
+    #[test]
+    fn a_refusal_without_a_reason_is_caught() {
+        let refused = || Tale::new().unchanged(0, Done::Acquire, 1, 1, Answered::Nothing);
+        assert_eq!(refused().caught(), ["owners"]);
+        let spoilt = refused().caught_under(|conditions| {
+            conditions.spoilt.insert("job".into());
+        });
+        assert!(spoilt.is_empty());
     }
 
     #[test]

@@ -282,9 +282,14 @@ impl Reader {
         let hold = self.holds.entry(did.hold).or_default();
         hold.client = Some(client);
         match did.verb {
-            Done::Acquire => hold.asked = Some(at),
+            Done::Acquire | Done::HandOff => hold.asked = Some(at),
             Done::Release if did.count == 0 => hold.release = Some(at),
             _ => {}
+        }
+        if let Some(other) = did.other {
+            let other = self.holds.entry(other).or_default();
+            other.client = Some(client);
+            other.release = Some(at);
         }
     }
 
@@ -300,8 +305,8 @@ impl Reader {
 
     fn ran(&mut self, index: usize, at: Duration, ran: &Ran) {
         let did = &ran.did;
-        let first =
-            did.verb != Done::Acquire || self.acquired.insert((ran.client, ran.attempt, did.hold));
+        let first = !matches!(did.verb, Done::Acquire | Done::HandOff)
+            || self.acquired.insert((ran.client, ran.attempt, did.hold));
         let Reader { holds, locks, .. } = self;
         if !locks.contains_key(&did.name) {
             locks.insert(Arc::clone(&did.name), Lock::default());
@@ -326,16 +331,17 @@ impl Reader {
                 close(holds, lock, &ids(after), index, at);
                 open(holds, lock, &ids(after), index, at, &did.name);
             }
-            None if ran.left_ms.is_some() || found || ran.answer == Answered::Taken => {
-                if lock.owners.is_empty() && found {
-                    open(holds, lock, &[did.hold], index, at, &did.name);
-                }
-            }
-            // Gone with its lease, or, as only an op of its own can tell, without a record.
-            None if at >= lock.end => close(holds, lock, &[], index, at),
+            // Another has it, or this one: the server is another, with an older memory.
             None if ran.answer == Answered::Gone && absurd => {
                 close(holds, lock, &[], index, at);
             }
+            None if found && did.verb != Done::Force && !lock.owners.contains(&did.hold) => {
+                close(holds, lock, &[], index, at);
+                open(holds, lock, &[did.hold], index, at, &did.name);
+            }
+            None if ran.left_ms.is_some() || found || ran.answer == Answered::Taken => {}
+            // Gone with its lease, or, as only an op of its own can tell, without a record.
+            None if at >= lock.end => close(holds, lock, &[], index, at),
             // Lost with the memory, or without expiry: that will show.
             None => return,
         }

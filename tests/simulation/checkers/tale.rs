@@ -19,6 +19,7 @@ pub struct Tale {
     tokens: u64,
     copy: bool,
     late: bool,
+    other: Option<HoldId>,
 }
 
 #[derive(Clone, Default)]
@@ -38,6 +39,7 @@ impl Tale {
             tokens: 0,
             copy: false,
             late: false,
+            other: None,
         }
     }
 
@@ -87,6 +89,22 @@ impl Tale {
             1,
             answer,
             &[(hold, 1)],
+            Some(LEASE),
+        )
+    }
+
+    /// The lock goes from one hold to the next, with a new token and a new lease.
+    pub fn hand_off(mut self, client: usize, from: HoldId, to: HoldId) -> Self {
+        self.tokens += 1;
+        self.other = Some(from);
+        let answer = Answered::Granted(self.tokens);
+        self.does(
+            client,
+            Done::HandOff,
+            to,
+            1,
+            answer,
+            &[(to, 1)],
             Some(LEASE),
         )
     }
@@ -166,7 +184,10 @@ impl Tale {
     ) -> Self {
         self.attempts += 1;
         let attempt = self.attempts;
-        let did = self.did(verb, hold, count);
+        let did = Did {
+            other: self.other.take(),
+            ..self.did(verb, hold, count)
+        };
         let sent = What::Sent {
             client,
             attempt,
@@ -302,6 +323,7 @@ impl Tale {
             verb,
             hold,
             count,
+            other: None,
         }
     }
 

@@ -65,7 +65,7 @@ fn attempts(verdict: &mut Verdict<'_>, story: &Story<'_>, conditions: &Condition
 }
 
 fn is_attempt(did: &Did) -> bool {
-    did.verb == Done::Acquire && did.count == 1
+    did.verb == Done::HandOff || did.verb == Done::Acquire && did.count == 1
 }
 
 /// Whether a line in which somebody stands was left alone for too long until `now`.

@@ -12,21 +12,6 @@
 -- Writes    SET of the counter, HSET, PEXPIRE; nothing for any answer but GRANTED and HELD
 -- Repeat    safe: a copy finds its owner id and changes nothing (it writes the same deadline again)
 
-local NO_COUNTER = 'CONFLICT the token counter is not a number that can be continued'
-
--- The counter's value, nil if there is none.
-local function last_token(counter)
-  local text = call('GET', counter)
-  if not text then
-    return nil
-  end
-  local last = string.find(text, '^%d+$') and not string.find(text, '^0.') and tonumber(text)
-  if not last or last >= TOKEN_END then
-    error(NO_COUNTER, 0)
-  end
-  return last
-end
-
 -- Raises if the hash is plainly no lock of this kind. Looks at small hashes only.
 local function check_use(hash)
   if call('HLEN', hash) > 16 then
@@ -41,22 +26,6 @@ local function check_use(hash)
       error('CONFLICT the key is a hash in other use', 0)
     end
   end
-end
-
--- The next token, written to the counter.
-local function next_token(counter, lease_ms, floor, retention_ms)
-  local last = last_token(counter)
-  local token = math.max((last or 0) + 1, now_us, floor + 1)
-  if token >= TOKEN_END then
-    error(NO_COUNTER, 0)
-  end
-  local text = string.format('%.0f', token) -- tostring() keeps 14 digits only
-  if retention_ms == 0 or (last and call('PTTL', counter) == -1) then
-    call('SET', counter, text)
-  else
-    call('SET', counter, text, 'PX', math.max(retention_ms, 2 * lease_ms))
-  end
-  return token
 end
 
 local function take(hash, counter, owner, lease_ms, floor, retention_ms)

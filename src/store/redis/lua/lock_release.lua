@@ -4,7 +4,7 @@
 -- ARGV      attempt, deadline, how to publish (PLAIN, SHARDED, BOTH, OFF), then per op:
 --           owner id, count, a second owner id that goes with the first ('': none), channel
 --
--- Returns   count 0:   RELEASED         removed now, however late
+-- Returns   count 0:   RELEASED heard   removed now, however late; how many heard the message
 --           count 1..: STILL_HELD left  count set, the deadline as it was; left 0: no expiry
 --                      LATE             past the deadline: nothing done
 --           GONE 0 or 1                 the hold is not there; what is there instead
@@ -21,8 +21,7 @@ local function release(hash, owner, also, channel)
   if (removed or 0) == 0 then
     return gone(hash)
   end
-  publish_if_free(hash, channel)
-  return RELEASED
+  return RELEASED, publish_if_free(hash, channel)
 end
 
 local function leave(hash, owner, count)

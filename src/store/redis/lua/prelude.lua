@@ -10,7 +10,7 @@
 
 -- Answers, and what `a` and `b` are for each.
 local GRANTED, TAKEN, LATE, GONE = 1, 2, 3, 4 -- token, left; left or -1; -; 0 free or 1 taken
-local HELD, RELEASED, STILL_HELD, RENEWED = 5, 6, 7, 8 -- left; -; left; left
+local HELD, RELEASED, STILL_HELD, RENEWED = 5, 6, 7, 8 -- left; heard; left; left
 local REMOVED, NOTHING, REFUSED = 9, 10, 11 -- -; -; text
 
 -- Tokens end 2^40 below what a double counts exactly: room for two weeks of time in µs.
@@ -85,16 +85,20 @@ local function lengthen(hash, lease_ms)
   return left
 end
 
--- Says "try again" to who waits, if nobody holds `hash` now. It is a hint and decides nothing.
+-- Publishes one message; how many heard it.
+local function publish(command, channel)
+  local heard = redis.pcall(command, channel, '0')
+  return type(heard) == 'number' and heard or 0
+end
+
+-- Says "try again" to who waits, if nobody holds `hash` now. It is a hint and decides nothing. How many
+-- heard it.
 local function publish_if_free(hash, channel)
   local how = ARGV[3]
   if how == 'OFF' or redis.pcall('EXISTS', hash) == 1 then
-    return
+    return 0
   end
-  if how ~= 'SHARDED' then
-    redis.pcall('PUBLISH', channel, '0')
-  end
-  if how ~= 'PLAIN' then
-    redis.pcall('SPUBLISH', channel, '0')
-  end
+  local plain = how ~= 'SHARDED' and publish('PUBLISH', channel) or 0
+  local sharded = how ~= 'PLAIN' and publish('SPUBLISH', channel) or 0
+  return math.max(plain, sharded)
 end

@@ -1,0 +1,46 @@
+-- lock_hand_off: pass a held lock from one owner to the next, in one step.
+--
+-- KEYS      per op: lock hash (field: owner id, value: hold count), token counter
+-- ARGV      attempt, deadline, then per op: owner id that has it, owner id that gets it, lease in ms,
+--           greatest token the client knows, retention of the counter in ms (0: for ever)
+--
+-- Returns   GRANTED token, left  passed on now or by an earlier copy of this op
+--           GONE 0 or 1          neither has it: nothing was made; what is there instead
+--           LATE                 past the deadline: nothing done
+-- Writes    SET of the counter, PEXPIRE, HSET, HDEL; no message, as the lock was never free
+-- Repeat    safe: a copy finds the new owner and changes nothing (it writes the same deadline again)
+
+local function hand_off(hash, counter, from, to, lease_ms, floor, retention_ms)
+  if of_owner('HEXISTS', hash, to) == 1 then
+    local left = call('PTTL', hash)
+    if left > 0 then
+      -- The same deadline: written, so that a WAIT on this connection speaks of this hold.
+      call('PEXPIRE', hash, left)
+    end
+    local token = last_token(counter) or math.max(now_us, floor + 1)
+    return GRANTED, token, left == -1 and lease_ms or left
+  end
+  if of_owner('HEXISTS', hash, from) ~= 1 then
+    return gone(hash)
+  end
+  if late then
+    return LATE
+  end
+  local token = next_token(counter, lease_ms, floor, retention_ms)
+  call('HSET', hash, to, 1)
+  call('PEXPIRE', hash, lease_ms)
+  call('HDEL', hash, from)
+  return GRANTED, token, lease_ms
+end
+
+local ops = op_count(2, 2, 5)
+for i = 1, ops do
+  local at = 5 * i - 2
+  ARGV[at + 2] = whole(at + 2, 1)
+  ARGV[at + 3], ARGV[at + 4] = whole(at + 3, 0), whole(at + 4, 0)
+end
+for i = 1, ops do
+  local at = 5 * i - 2
+  answer(hand_off, KEYS[2 * i - 1], KEYS[2 * i], unpack(ARGV, at, at + 4))
+end
+return reply

@@ -1,0 +1,32 @@
+-- tokens: the counter of fencing tokens. script.rs puts it between the prelude and a script that grants.
+
+local NO_COUNTER = 'CONFLICT the token counter is not a number that can be continued'
+
+-- The counter's value, nil if there is none.
+local function last_token(counter)
+  local text = call('GET', counter)
+  if not text then
+    return nil
+  end
+  local last = string.find(text, '^%d+$') and not string.find(text, '^0.') and tonumber(text)
+  if not last or last >= TOKEN_END then
+    error(NO_COUNTER, 0)
+  end
+  return last
+end
+
+-- The next token, written to the counter.
+local function next_token(counter, lease_ms, floor, retention_ms)
+  local last = last_token(counter)
+  local token = math.max((last or 0) + 1, now_us, floor + 1)
+  if token >= TOKEN_END then
+    error(NO_COUNTER, 0)
+  end
+  local text = string.format('%.0f', token) -- tostring() keeps 14 digits only
+  if retention_ms == 0 or (last and call('PTTL', counter) == -1) then
+    call('SET', counter, text)
+  else
+    call('SET', counter, text, 'PX', math.max(retention_ms, 2 * lease_ms))
+  end
+  return token
+end

@@ -1,0 +1,343 @@
+//! Hand-off: a lock that is left goes to the next in line of the same client in one operation.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use futures_util::future::join_all;
+use leasehold::{FencingToken, LockClient, LockGuard, ReleaseOutcome};
+use tokio::task::JoinHandle;
+
+use crate::common::*;
+use crate::support::{client_of, next, polled};
+
+const LEASE: Duration = secs(10);
+
+/// The hash by which the server knows the script.
+fn script() -> String {
+    let parts = [
+        include_str!("../../src/store/redis/lua/prelude.lua"),
+        include_str!("../../src/store/redis/lua/tokens.lua"),
+        include_str!("../../src/store/redis/lua/lock_hand_off.lua"),
+    ];
+    fred::util::sha1_hash(&parts.join("\n"))
+}
+
+/// Lets the server know it, so that the reply that a fault singles out is an answer.
+async fn script_known(client: &LockClient) {
+    let name = unique_name();
+    let first = client.lock(name.as_str()).acquire().await.unwrap();
+    let second = waits(client, &name);
+    server().cli().await.until_waiters(&name, 1).await;
+    drop(first);
+    let second = second.await.unwrap();
+    assert_eq!(second.release().await, ReleaseOutcome::Released);
+}
+
+fn waits(client: &LockClient, name: &str) -> JoinHandle<LockGuard> {
+    let mut lock = client.lock(name);
+    tokio::spawn(async move { lock.acquire().await.unwrap() })
+}
+
+/// A holder and `waiters` behind it, in this order, all in line.
+async fn line(
+    client: &LockClient,
+    name: &str,
+    waiters: usize,
+) -> (LockGuard, Vec<JoinHandle<LockGuard>>) {
+    let first = client.lock(name).acquire().await.unwrap();
+    let mut waiting = Vec::new();
+    for _ in 0..waiters {
+        waiting.push(waits(client, name));
+        // Each takes its place when it is first polled.
+        tokio::task::yield_now().await;
+    }
+    server().cli().await.until_waiters(name, 1).await;
+    (first, waiting)
+}
+
+/// One script a turn and no message between, as long as a chain lasts.
+#[tokio::test]
+async fn a_busy_lock_costs_one_script_a_turn() {
+    const WAITERS: usize = 20;
+    let client = client_of(&server().url(), LEASE).await;
+    script_known(&client).await;
+    // On a busy machine the turns may take longer than a chain may last: then once more.
+    for _ in 0..50 {
+        let name = unique_name();
+        let mut monitor = server().monitor().await;
+        let (first, waiting) = line(&client, &name, WAITERS).await;
+        let before = monitor.script_calls(&name).await;
+        let start = Instant::now();
+        assert_eq!(first.release().await, ReleaseOutcome::Released);
+        for next in waiting {
+            let guard = next.await.unwrap();
+            assert_eq!(guard.release().await, ReleaseOutcome::Released);
+        }
+        let took = start.elapsed();
+        let calls = monitor.script_calls(&name).await - before;
+        nothing_left(server(), &name).await;
+        if took < ms(90) {
+            // The last one has nobody behind it.
+            assert_eq!(calls, WAITERS + 1);
+            let script = script();
+            let hand_offs = |line: &str| line.contains(&script) && line.contains(&name);
+            assert_eq!(monitor.count(hand_offs).await, WAITERS);
+            return;
+        }
+    }
+    panic!("never quick enough to look");
+}
+
+/// Each turn has a token of its own, greater than the one before, and the server names the true holder.
+#[tokio::test]
+async fn each_turn_is_a_hold_of_its_own() {
+    let client = client_of(&server().url(), LEASE).await;
+    let name = unique_name();
+    let owner = async || {
+        let seen = client.lock(name.as_str()).inspect().await.unwrap();
+        let holder = seen.holder.unwrap();
+        assert_eq!(holder.count, 1);
+        assert!(holder.remaining.unwrap() > LEASE / 2);
+        (holder.owner, seen.token.unwrap())
+    };
+    let (mut guard, waiting) = line(&client, &name, 5).await;
+    for next in waiting {
+        let (before, token) = owner().await;
+        assert_eq!(guard.fencing_token().unwrap(), token);
+        assert_eq!(guard.release().await, ReleaseOutcome::Released);
+        guard = next.await.unwrap();
+        assert!(guard.fencing_token().unwrap() > token);
+        assert_ne!(owner().await.0, before);
+        guard.confirm().await.unwrap();
+    }
+    assert_eq!(guard.release().await, ReleaseOutcome::Released);
+    nothing_left(server(), &name).await;
+}
+
+/// The answer is lost after it was done, or the request before: the same operation goes out again, and
+/// whoever was next has the lock once.
+#[tokio::test]
+async fn a_hand_off_without_an_answer_is_asked_for_again() {
+    let proxy = Proxy::start(server().port());
+    let builder = LockClient::builder().url(proxy.url()).lease(LEASE);
+    let client = builder.command_timeout(ms(500)).build().await.unwrap();
+    script_known(&client).await;
+    let script = script();
+    for then in [Then::Close, Then::Reset, Then::Discard] {
+        for fault in [
+            Fault::reply(bytes(&script), Act::Swallow(then)),
+            Fault::request(bytes(&script), Act::Swallow(then)),
+        ] {
+            let name = unique_name();
+            let (first, waiting) = line(&client, &name, 2).await;
+            let token = first.fencing_token().unwrap();
+            let lost = proxy.inject(fault);
+            // As soon as it is known, or after a command timeout without an answer.
+            assert!(matches!(
+                first.release().await,
+                ReleaseOutcome::Released | ReleaseOutcome::Unconfirmed { .. }
+            ));
+            assert!(lost.is_hit());
+            let mut last = token;
+            for next in waiting {
+                let guard = next.await.unwrap();
+                assert!(guard.fencing_token().unwrap() > last);
+                last = guard.fencing_token().unwrap();
+                guard.confirm().await.unwrap();
+                assert_eq!(guard.release().await, ReleaseOutcome::Released);
+            }
+            proxy.heal();
+            nothing_left(server(), &name).await;
+        }
+    }
+}
+
+/// Whoever was next leaves while the hand-off to it is under way: the lock goes to the one behind, or
+/// is free.
+#[tokio::test]
+async fn a_hand_off_to_one_who_has_left_goes_on() {
+    let proxy = Proxy::start(server().port());
+    let client = client_of(&proxy.url(), LEASE).await;
+    script_known(&client).await;
+    for behind in [1, 0] {
+        let name = unique_name();
+        let (first, mut waiting) = line(&client, &name, 1 + behind).await;
+        let held = proxy.inject(Fault::reply(bytes(script()), Act::Hold));
+        let token = first.fencing_token().unwrap();
+        let releasing = tokio::spawn(first.release());
+        held.hit().await;
+        let leaves = waiting.remove(0);
+        leaves.abort();
+        assert!(leaves.await.unwrap_err().is_cancelled());
+        held.release();
+        assert_eq!(releasing.await.unwrap(), ReleaseOutcome::Released);
+        for next in waiting {
+            let guard = next.await.unwrap();
+            assert!(guard.fencing_token().unwrap() > token);
+            assert_eq!(guard.release().await, ReleaseOutcome::Released);
+        }
+        proxy.heal();
+        server().cli().await.until_free(&name).await;
+        nothing_left(server(), &name).await;
+    }
+}
+
+/// The future of the one who is next is dropped at each of its polls, while the lock is handed on
+/// behind it: nobody is left without it.
+#[tokio::test]
+async fn a_waiter_dropped_at_any_poll_strands_nothing() {
+    let client = client_of(&server().url(), LEASE).await;
+    let cli = server().cli().await;
+    let mut polls = 0;
+    while polls < 60 {
+        let name = unique_name();
+        let first = client.lock(name.as_str()).acquire().await.unwrap();
+        let mut lock = client.lock(name.as_str());
+        let dropped = tokio::spawn(async move { polled(polls, lock.acquire()).await });
+        tokio::task::yield_now().await;
+        let last = waits(&client, &name);
+        tokio::task::yield_now().await;
+        drop(first);
+        drop(dropped.await.unwrap());
+        let guard = tokio::time::timeout(secs(5), last).await;
+        let guard = guard
+            .unwrap_or_else(|_| panic!("stranded after {polls} polls"))
+            .unwrap();
+        assert_eq!(guard.release().await, ReleaseOutcome::Released);
+        cli.until_free(&name).await;
+        polls = next(polls);
+    }
+}
+
+/// Somebody took the lock away from its holder: there is nothing to hand on, and nothing is made.
+#[tokio::test]
+async fn what_is_gone_is_not_handed_on() {
+    let client = client_of(&server().url(), LEASE).await;
+    let other = client_of(&server().url(), LEASE).await;
+    script_known(&client).await;
+    let name = unique_name();
+    let (first, mut waiting) = line(&client, &name, 1).await;
+    server().cmd(&["DEL", &name]).await.ok();
+    let thief = other.lock(name.as_str()).acquire().await.unwrap();
+    assert!(matches!(first.release().await, ReleaseOutcome::Lost(_)));
+    thief.confirm().await.unwrap();
+    assert_eq!(thief.release().await, ReleaseOutcome::Released);
+    let guard = waiting.remove(0).await.unwrap();
+    assert_eq!(guard.release().await, ReleaseOutcome::Released);
+    nothing_left(server(), &name).await;
+}
+
+/// The server is killed in the middle of a chain and comes back empty: the line goes on.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_chain_goes_on_after_the_server_was_lost() {
+    let server = Server::start();
+    let client = client_of(&server.url(), secs(3)).await;
+    let name = unique_name();
+    let turns = Arc::new(AtomicU64::new(0));
+    let over = Arc::new(AtomicBool::new(false));
+    let tasks: Vec<_> = (0..8)
+        .map(|_| {
+            let (client, name) = (client.clone(), name.clone());
+            let (turns, over) = (Arc::clone(&turns), Arc::clone(&over));
+            tokio::spawn(async move {
+                while !over.load(Ordering::Relaxed) {
+                    if let Ok(guard) = client.lock(name.as_str()).acquire().await {
+                        let _ = guard.release().await;
+                        turns.fetch_add(1, Ordering::Relaxed);
+                    }
+                }
+            })
+        })
+        .collect();
+    let more = async |than: u64| {
+        eventually(secs(20), "the line moves", async || {
+            turns.load(Ordering::Relaxed) > than
+        })
+        .await;
+    };
+    more(100).await;
+    server.kill();
+    server.restart().await;
+    let so_far = turns.load(Ordering::Relaxed);
+    more(so_far + 100).await;
+    over.store(true, Ordering::Relaxed);
+    for task in tasks {
+        task.await.unwrap();
+    }
+    nothing_left(&server, &name).await;
+}
+
+/// A line that is never empty lets the others in all the same, again and again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_busy_line_does_not_starve_other_clients() {
+    let busy = client_of(&server().url(), LEASE).await;
+    let other = client_of(&server().url(), LEASE).await;
+    let name = unique_name();
+    let over = Arc::new(AtomicBool::new(false));
+    let tasks: Vec<_> = (0..16)
+        .map(|_| {
+            let (busy, name, over) = (busy.clone(), name.clone(), Arc::clone(&over));
+            tokio::spawn(async move {
+                let mut turns = 0_u64;
+                while !over.load(Ordering::Relaxed) {
+                    let guard = busy.lock(name.as_str()).acquire().await.unwrap();
+                    assert_eq!(guard.release().await, ReleaseOutcome::Released);
+                    turns += 1;
+                }
+                turns
+            })
+        })
+        .collect();
+    let mut waits = Vec::new();
+    let mut last: Option<FencingToken> = None;
+    for _ in 0..scaled(10, 300) {
+        let start = Instant::now();
+        let guard = other
+            .lock(name.as_str())
+            .acquire_timeout(secs(10))
+            .await
+            .unwrap();
+        waits.push(start.elapsed());
+        let token = guard.fencing_token().unwrap();
+        assert!(last.replace(token).is_none_or(|last| last < token));
+        assert_eq!(guard.release().await, ReleaseOutcome::Released);
+    }
+    over.store(true, Ordering::Relaxed);
+    let turns: Vec<_> = join_all(tasks)
+        .await
+        .into_iter()
+        .map(Result::unwrap)
+        .collect();
+    let (least, most) = (turns.iter().min().unwrap(), turns.iter().max().unwrap());
+    assert!(
+        most - least <= 2 + most / 2,
+        "first come, first served: {turns:?}"
+    );
+    waits.sort_unstable();
+    // A chain lasts 100 ms at most; whoever heard its end may lose the race to others a few times.
+    assert!(waits[waits.len() / 2] < secs(1), "{waits:?}");
+    nothing_left(server(), &name).await;
+}
+
+/// Closing while the lock is handed on: whoever waits is told, and nothing stays.
+#[tokio::test]
+async fn closing_in_the_middle_of_a_hand_off_leaves_nothing() {
+    let proxy = Proxy::start(server().port());
+    let client = client_of(&proxy.url(), LEASE).await;
+    script_known(&client).await;
+    let name = unique_name();
+    let first = client.lock(name.as_str()).acquire().await.unwrap();
+    let mut lock = client.lock(name.as_str());
+    let waiting = tokio::spawn(async move { lock.acquire().await });
+    server().cli().await.until_waiters(&name, 1).await;
+    let held = proxy.inject(Fault::reply(bytes(script()), Act::Hold));
+    drop(first);
+    held.hit().await;
+    let closing = tokio::spawn(async move { client.close(secs(3)).await });
+    assert!(waiting.await.unwrap().is_err());
+    held.release();
+    let _ = closing.await.unwrap();
+    server().cli().await.until_free(&name).await;
+    nothing_left(server(), &name).await;
+}
