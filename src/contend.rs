@@ -478,6 +478,13 @@ impl Line {
         }
     }
 
+    fn hear_of(&self, cause: &Cause, unanswered: bool) {
+        self.state.lock().trouble = Some(Trouble {
+            cause: cause.clone(),
+            unanswered,
+        });
+    }
+
     /// Why nothing was heard of late, if nothing was.
     fn trouble(&self) -> Option<Trouble> {
         // Asked for longer than an answer takes, and nothing heard: "no answer" is not "no".
@@ -1313,10 +1320,7 @@ impl Requester for Attempt {
     }
 
     fn trouble(&self, cause: &Cause, unanswered: bool) {
-        self.line.state.lock().trouble = Some(Trouble {
-            cause: cause.clone(),
-            unanswered,
-        });
+        self.line.hear_of(cause, unanswered);
     }
 
     fn done(self: Box<Self>, outcome: Outcome) {
@@ -1365,10 +1369,7 @@ impl Requester for HandOff {
     }
 
     fn trouble(&self, cause: &Cause, unanswered: bool) {
-        self.line.state.lock().trouble = Some(Trouble {
-            cause: cause.clone(),
-            unanswered,
-        });
+        self.line.hear_of(cause, unanswered);
     }
 
     fn done(self: Box<Self>, outcome: Outcome) {

@@ -32,12 +32,7 @@ local function take(hash, counter, owner, lease_ms, floor, retention_ms)
   local left = call('PTTL', hash)
   if left ~= -2 then
     if call('HEXISTS', hash, owner) == 1 then
-      if left > 0 then
-        -- The same deadline: written, so that a WAIT on this connection speaks of this hold.
-        call('PEXPIRE', hash, left)
-      end
-      local token = last_token(counter) or math.max(now_us, floor + 1)
-      return GRANTED, token, left == -1 and lease_ms or left
+      return granted_before(hash, counter, left, lease_ms, floor)
     end
     check_use(hash)
     return TAKEN, left

@@ -12,13 +12,7 @@
 
 local function hand_off(hash, counter, from, to, lease_ms, floor, retention_ms)
   if of_owner('HEXISTS', hash, to) == 1 then
-    local left = call('PTTL', hash)
-    if left > 0 then
-      -- The same deadline: written, so that a WAIT on this connection speaks of this hold.
-      call('PEXPIRE', hash, left)
-    end
-    local token = last_token(counter) or math.max(now_us, floor + 1)
-    return GRANTED, token, left == -1 and lease_ms or left
+    return granted_before(hash, counter, call('PTTL', hash), lease_ms, floor)
   end
   if of_owner('HEXISTS', hash, from) ~= 1 then
     return gone(hash)

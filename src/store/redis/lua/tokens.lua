@@ -30,3 +30,13 @@ local function next_token(counter, lease_ms, floor, retention_ms)
   end
   return token
 end
+
+-- The answer to a copy of what was done: the same token, and what is left.
+local function granted_before(hash, counter, left, lease_ms, floor)
+  if left > 0 then
+    -- The same deadline: written, so that a WAIT on this connection speaks of this hold.
+    call('PEXPIRE', hash, left)
+  end
+  local token = last_token(counter) or math.max(now_us, floor + 1)
+  return GRANTED, token, left == -1 and lease_ms or left
+end
