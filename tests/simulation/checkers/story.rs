@@ -87,7 +87,8 @@ pub struct Stay {
     pub to_index: Option<usize>,
     /// [`Duration::MAX`] without expiry.
     pub to: Duration,
-    /// Made by the second run of a request, of which the client cannot know.
+    /// Made by the second run of a request, or by a failover to an old copy, of which the client cannot
+    /// know.
     pub by_copy: bool,
 }
 
@@ -338,6 +339,11 @@ impl Reader {
             None if found && did.verb != Done::Force && !lock.owners.contains(&did.hold) => {
                 close(holds, lock, &[], index, at);
                 open(holds, lock, &[did.hold], index, at, &did.name);
+                let hold = holds.entry(did.hold).or_default();
+                let over = hold.over.is_some();
+                if let Some(stay) = hold.stay() {
+                    stay.by_copy |= over;
+                }
             }
             None if ran.left_ms.is_some() || found || ran.answer == Answered::Taken => {}
             // Gone with its lease, or, as only an op of its own can tell, without a record.
