@@ -133,8 +133,9 @@ impl Queues {
 
     /// What somebody is told who waited for an acquisition of this name that waits for the server.
     pub(crate) fn trouble(&self, name: &str) -> Option<Error> {
-        let line = self.by_name.lock().get(name).cloned();
-        line?.trouble().map(|trouble| trouble.error(name))
+        self.line(name)?
+            .trouble()
+            .map(|trouble| trouble.error(name))
     }
 
     /// Nobody is served any more: lines hold the engine, and the engine its lines.
@@ -1040,14 +1041,14 @@ impl Line {
                 Next::Again => {}
                 Next::Offered => {
                     // The offer is claimed, passed on or put back; each of them kicks.
-                    let (offered, claimed) = {
+                    let (has_it, claimed) = {
                         let state = self.state.lock();
                         (
-                            state.offered || state.handing,
+                            state.has_it(),
                             state.claimed_until.filter(|_| !state.try_now),
                         )
                     };
-                    if offered {
+                    if has_it {
                         self.kick.notified().await;
                         continue;
                     }

@@ -942,9 +942,8 @@ impl Hold {
         outcome: &Outcome,
         reply: Option<oneshot::Sender<ReleaseOutcome>>,
     ) {
-        let hold = self;
         let (term, believed) = self.end_release();
-        let at_most = term.end.saturating_duration_since(hold.engine.now());
+        let at_most = term.end.saturating_duration_since(self.engine.now());
         let heard = match outcome {
             Outcome::Answered(Answered {
                 answer: Answer::Released { heard },
@@ -974,16 +973,16 @@ impl Hold {
         if believed {
             match told {
                 ReleaseOutcome::Unconfirmed { at_most } => {
-                    observe::release_unconfirmed(&hold.engine, &hold.name, hold.owner, at_most);
+                    observe::release_unconfirmed(&self.engine, &self.name, self.owner, at_most);
                 }
                 ReleaseOutcome::Lost(reason) => {
-                    observe::lost(&hold.engine, &hold.name, hold.owner, reason, term.end);
+                    observe::lost(&self.engine, &self.name, self.owner, reason, term.end);
                 }
                 _ => {}
             }
         }
         if !seeded(Bug::WakeUpSwallowed) {
-            hold.engine.queues.freed(&hold.name, heard);
+            self.engine.queues.freed(&self.name, heard);
         }
         if let Some(reply) = reply {
             let _ = reply.send(told);
