@@ -15,6 +15,7 @@ use crate::error::Error;
 use crate::guard::ReleaseOutcome;
 use crate::inspect::{self, Inspection};
 use crate::key::KeyScheme;
+use crate::kind::Kind;
 use crate::lock::Lock;
 use crate::store::memory::MemoryStore;
 use crate::store::redis::{ConnectFailure, RedisConfig, RedisStore};
@@ -134,7 +135,7 @@ impl LockClient {
     ///
     /// As [`Lock::inspect`].
     pub async fn inspect(&self, name: impl Into<Arc<str>>) -> Result<Inspection, Error> {
-        inspect::inspect(&self.handle.engine, &name.into()).await
+        inspect::inspect(&self.handle.engine, Kind::Plain, &name.into()).await
     }
 
     /// Frees the lock `name` by force: looks who holds it, then removes that owner only, so that a
@@ -154,7 +155,7 @@ impl LockClient {
     ///
     /// Dropping the future leaves open whether the owner was removed.
     pub async fn force_release(&self, name: impl Into<Arc<str>>) -> Result<bool, Error> {
-        inspect::force_release(&self.handle.engine, &name.into()).await
+        inspect::force_release(&self.handle.engine, Kind::Plain, &name.into()).await
     }
 
     /// Ends the client in order, within `deadline`.

@@ -40,6 +40,7 @@ use crate::env::{later, until};
 use crate::error::Error;
 use crate::guard::ReleaseOutcome;
 use crate::hold::{Hold, Terms};
+use crate::kind::Kind;
 use crate::lock::refused;
 use crate::observe;
 use crate::store::topic::{Listening, Subscription};
@@ -47,11 +48,14 @@ use crate::store::{Answer, Belief, Cause, Op, OwnerId, Verb};
 use crate::sync::{Mutex, Notify};
 use crate::watchdog::{Appointment, Timed};
 
-/// The lines of one client, by name.
+/// The lines of one client, by kind and name.
 #[derive(Default)]
 pub(crate) struct Queues {
-    by_name: Mutex<HashMap<Arc<str>, Arc<Line>>>,
+    by_name: Mutex<HashMap<Key, Arc<Line>>>,
 }
+
+/// What a line is found by.
+type Key = (Kind, Arc<str>);
 
 /// How somebody wants to wait.
 #[derive(Clone, Copy, Debug)]
@@ -67,18 +71,19 @@ impl Queues {
     pub(crate) fn join(
         &self,
         engine: &Arc<Engine>,
+        kind: Kind,
         name: &Arc<str>,
         wish: Wish,
         permit: OwnedSemaphorePermit,
     ) -> Option<Ticket> {
         let now = engine.now();
         let mut by_name = self.by_name.lock();
-        let line = match by_name.get(name) {
+        let line = match by_name.get(&(kind, Arc::clone(name))) {
             Some(line) if wish.once && line.is_in_use() => return None,
             Some(line) => Arc::clone(line),
             None => {
-                let line = Arc::new(Line::new(engine, name));
-                by_name.insert(Arc::clone(name), Arc::clone(&line));
+                let line = Arc::new(Line::new(engine, kind, name));
+                by_name.insert(line.key(), Arc::clone(&line));
                 line
             }
         };
@@ -132,8 +137,8 @@ impl Queues {
     }
 
     /// What somebody is told who waited for an acquisition of this name that waits for the server.
-    pub(crate) fn trouble(&self, name: &str) -> Option<Error> {
-        self.line(name)?
+    pub(crate) fn trouble(&self, kind: Kind, name: &Arc<str>) -> Option<Error> {
+        self.line(kind, name)?
             .trouble()
             .map(|trouble| trouble.error(name))
     }
@@ -152,7 +157,7 @@ impl Queues {
     /// The client is closing: what is on offer goes back, as nobody may claim it any more.
     pub(crate) fn recall_offers(&self) {
         let mut lines: Vec<_> = self.by_name.lock().values().cloned().collect();
-        lines.sort_unstable_by(|a, b| a.name.cmp(&b.name));
+        lines.sort_unstable_by_key(|line| line.key());
         for line in lines {
             let waiters: Vec<_> = line.state.lock().waiters.values().cloned().collect();
             for waiter in waiters {
@@ -163,22 +168,23 @@ impl Queues {
 
     /// This client has freed the name: whoever waits for it here may try, those elsewhere first. `heard`
     /// is how many connections were told.
-    pub(crate) fn freed(&self, name: &str, heard: u64) {
-        if let Some(line) = self.line(name) {
+    pub(crate) fn freed(&self, kind: Kind, name: &Arc<str>, heard: u64) {
+        if let Some(line) = self.line(kind, name) {
             line.freed(heard);
         }
     }
 
     /// The last level of a hold was left: the next in line gets it, or it is released.
     pub(crate) fn pass_on(&self, hold: &Arc<Hold>, reply: Option<oneshot::Sender<ReleaseOutcome>>) {
-        match self.line(&hold.name) {
+        match self.line(hold.kind, &hold.name) {
             Some(line) => line.hand_off(hold, reply),
             None => hold.post_release(reply),
         }
     }
 
-    fn line(&self, name: &str) -> Option<Arc<Line>> {
-        self.by_name.lock().get(name).cloned()
+    fn line(&self, kind: Kind, name: &Arc<str>) -> Option<Arc<Line>> {
+        let key = (kind, Arc::clone(name));
+        self.by_name.lock().get(&key).cloned()
     }
 }
 
@@ -193,6 +199,7 @@ impl fmt::Debug for Queues {
 /// The line before one name.
 struct Line {
     engine: Arc<Engine>,
+    kind: Kind,
     name: Arc<str>,
     state: Mutex<LineState>,
     /// Something changed for the task: see `LineState`.
@@ -449,9 +456,10 @@ impl Waiter {
 }
 
 impl Line {
-    fn new(engine: &Arc<Engine>, name: &Arc<str>) -> Self {
+    fn new(engine: &Arc<Engine>, kind: Kind, name: &Arc<str>) -> Self {
         Self {
             engine: Arc::clone(engine),
+            kind,
             name: Arc::clone(name),
             state: Mutex::new(LineState {
                 waiters: BTreeMap::new(),
@@ -476,6 +484,18 @@ impl Line {
                 asked_below: 0,
             }),
             kick: Notify::new(),
+        }
+    }
+
+    fn key(&self) -> Key {
+        (self.kind, Arc::clone(&self.name))
+    }
+
+    fn op(&self, verb: Verb) -> Op {
+        Op {
+            kind: self.kind,
+            name: Arc::clone(&self.name),
+            verb,
         }
     }
 
@@ -587,10 +607,7 @@ impl Line {
             lease_ms: millis(lease),
             token: engine.token_rule(&self.name),
         };
-        let op = Op {
-            name: Arc::clone(&self.name),
-            verb,
-        };
+        let op = self.op(verb);
         let requester = HandOff {
             line: Arc::clone(self),
             hold: Arc::clone(hold),
@@ -659,10 +676,7 @@ impl Line {
             lease_ms: millis(lease),
             token: engine.token_rule(&self.name),
         };
-        let op = Op {
-            name: Arc::clone(&self.name),
-            verb,
-        };
+        let op = self.op(verb);
         let once = head.wish.once;
         let requester = Attempt {
             line: Arc::clone(self),
@@ -697,6 +711,7 @@ impl Line {
         if let Some((token, remaining_ms)) = granted {
             let hold = Hold::granted(
                 &self.engine,
+                self.kind,
                 &self.name,
                 owner,
                 lease,
@@ -816,10 +831,7 @@ impl Line {
             count: 0,
             also: None,
         };
-        let op = Op {
-            name: Arc::clone(&self.name),
-            verb,
-        };
+        let op = self.op(verb);
         let job = Job::unattended(op, timeout, give_up).sit_out(Some(open_until_us));
         self.engine.dispatcher.post(job);
     }
@@ -989,10 +1001,10 @@ impl Line {
             (Serving::Directly, _) => {}
             (Serving::Nobody, true) => {
                 if by_name
-                    .get(&self.name)
+                    .get(&self.key())
                     .is_some_and(|line| Arc::ptr_eq(line, self))
                 {
-                    by_name.remove(&self.name);
+                    by_name.remove(&self.key());
                 }
             }
             (Serving::Nobody, false) => {
@@ -1024,10 +1036,10 @@ impl Line {
         }
         state.serving = Serving::Nobody;
         if by_name
-            .get(&self.name)
+            .get(&self.key())
             .is_some_and(|line| Arc::ptr_eq(line, self))
         {
-            by_name.remove(&self.name);
+            by_name.remove(&self.key());
         }
         true
     }
@@ -1065,7 +1077,7 @@ impl Line {
                 Next::Taken(remaining) => {
                     self.hint();
                     if subscription.is_none() {
-                        let asked = self.engine.store.subscribe(&self.name);
+                        let asked = self.engine.store.subscribe(&self.kind.channel(&self.name));
                         // A release may have come before the subscription was live: try once more.
                         self.until_listening(&asked, remaining).await;
                         if seeded(Bug::NoTryAfterSubscribing) {
@@ -1206,7 +1218,17 @@ impl Line {
         };
         let (owner, remaining_ms) = (self.engine.fresh_owner(), millis(lease));
         let (engine, name) = (&self.engine, &self.name);
-        let hold = Hold::granted(engine, name, owner, lease, 1, remaining_ms, &answered, None);
+        let hold = Hold::granted(
+            engine,
+            self.kind,
+            name,
+            owner,
+            lease,
+            1,
+            remaining_ms,
+            &answered,
+            None,
+        );
         self.offer(&hold, lease);
     }
 
@@ -1250,7 +1272,7 @@ impl Line {
             .watchdog
             .holds()
             .into_iter()
-            .find(|hold| hold.name == self.name);
+            .find(|hold| hold.kind == self.kind && hold.name == self.name);
         if let Some(hold) = own
             && hinted != Some(hold.owner)
             && now >= later(hold.since(), head.wish.terms.lease)
@@ -1394,6 +1416,7 @@ impl Requester for HandOff {
                     let chain = Some(chain);
                     let next = Hold::granted(
                         engine,
+                        line.kind,
                         name,
                         to,
                         lease,

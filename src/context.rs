@@ -9,6 +9,7 @@ use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard};
 
 use crate::engine::Handle;
 use crate::hold::Hold;
+use crate::kind::Kind;
 use crate::lock::Lock;
 use crate::sync::Mutex;
 
@@ -68,6 +69,7 @@ impl LockContext {
         Lock::new(
             Arc::clone(&self.handle),
             Arc::clone(&self.flow),
+            Kind::Plain,
             name.into(),
         )
     }
@@ -113,10 +115,10 @@ tokio::task_local! {
     static CURRENT: LockContext;
 }
 
-/// What a flow of work holds, by name.
+/// What a flow of work holds, by kind and name.
 #[derive(Default)]
 pub(crate) struct Flow {
-    names: Mutex<HashMap<Arc<str>, Named>>,
+    names: Mutex<HashMap<(Kind, Arc<str>), Named>>,
 }
 
 struct Named {
@@ -137,21 +139,22 @@ struct Spot {
 /// A use of one name of a flow; the flow forgets the name with its last use.
 pub(crate) struct Place {
     flow: Arc<Flow>,
-    name: Arc<str>,
+    key: (Kind, Arc<str>),
     spot: Arc<Spot>,
 }
 
 impl Flow {
-    pub(crate) fn place(self: &Arc<Self>, name: &Arc<str>) -> Place {
+    pub(crate) fn place(self: &Arc<Self>, kind: Kind, name: &Arc<str>) -> Place {
+        let key = (kind, Arc::clone(name));
         let mut names = self.names.lock();
-        let named = names.entry(Arc::clone(name)).or_insert_with(|| Named {
+        let named = names.entry(key.clone()).or_insert_with(|| Named {
             spot: Arc::default(),
             places: 0,
         });
         named.places += 1;
         Place {
             flow: Arc::clone(self),
-            name: Arc::clone(name),
+            key,
             spot: Arc::clone(&named.spot),
         }
     }
@@ -189,10 +192,10 @@ impl Place {
 impl Drop for Place {
     fn drop(&mut self) {
         let mut names = self.flow.names.lock();
-        if let Some(named) = names.get_mut(&self.name) {
+        if let Some(named) = names.get_mut(&self.key) {
             named.places -= 1;
             if named.places == 0 {
-                names.remove(&self.name);
+                names.remove(&self.key);
             }
         }
     }

@@ -806,7 +806,7 @@ enum Queue {
 /// How many queues come before the last.
 const URGENT: usize = Queue::Acquires as usize;
 
-/// Takes jobs of one verb and one timeout from the front; sorts out those past their time.
+/// Takes jobs of one kind, one verb and one timeout from the front; sorts out those past their time.
 fn take_batch(
     queue: &mut VecDeque<Job>,
     now: Instant,
@@ -816,7 +816,8 @@ fn take_batch(
     while batch.len() < MAX_BATCH {
         let Some(job) = queue.front() else { return };
         let alike = batch.first().is_none_or(|first| {
-            std::mem::discriminant(&first.op.verb) == std::mem::discriminant(&job.op.verb)
+            first.op.kind == job.op.kind
+                && std::mem::discriminant(&first.op.verb) == std::mem::discriminant(&job.op.verb)
                 && first.timeout == job.timeout
                 && !first.alone
                 && !job.alone

@@ -36,6 +36,7 @@ use crate::engine::Engine;
 use crate::env::later;
 use crate::fencing::FencingToken;
 use crate::guard::{LossReason, ReleaseOutcome};
+use crate::kind::Kind;
 use crate::lease::Term;
 use crate::observe;
 use crate::store::{Answer, Belief, Instead, Op, OwnerId, Verb};
@@ -61,6 +62,7 @@ impl Terms {
 /// One outermost acquisition, until its end.
 pub(crate) struct Hold {
     pub(crate) engine: Arc<Engine>,
+    pub(crate) kind: Kind,
     pub(crate) name: Arc<str>,
     pub(crate) owner: OwnerId,
     pub(crate) token: FencingToken,
@@ -139,6 +141,7 @@ impl Hold {
     #[expect(clippy::too_many_arguments, reason = "all that is known of a grant")]
     pub(crate) fn granted(
         engine: &Arc<Engine>,
+        kind: Kind,
         name: &Arc<str>,
         owner: OwnerId,
         lease: Duration,
@@ -151,6 +154,7 @@ impl Hold {
         engine.grant_begins();
         Arc::new(Self {
             engine: Arc::clone(engine),
+            kind,
             name: Arc::clone(name),
             owner,
             token: FencingToken::new(token),
@@ -529,6 +533,7 @@ impl Hold {
 
     fn op(&self, verb: Verb) -> Op {
         Op {
+            kind: self.kind,
             name: Arc::clone(&self.name),
             verb,
         }
@@ -982,7 +987,7 @@ impl Hold {
             }
         }
         if !seeded(Bug::WakeUpSwallowed) {
-            self.engine.queues.freed(&self.name, heard);
+            self.engine.queues.freed(self.kind, &self.name, heard);
         }
         if let Some(reply) = reply {
             let _ = reply.send(told);

@@ -12,6 +12,7 @@ use crate::error::Error;
 use crate::fencing::FencingToken;
 use crate::guard::{Asked, LossReason};
 use crate::key::validate_name;
+use crate::kind::Kind;
 use crate::lock::refused;
 use crate::observe::digest;
 use crate::store::{Answer, Cause, NoReply, Op, Snapshot, Verb};
@@ -59,8 +60,12 @@ pub struct Holder {
     pub pid: Option<u32>,
 }
 
-pub(crate) async fn inspect(engine: &Arc<Engine>, name: &Arc<str>) -> Result<Inspection, Error> {
-    let snapshot = look(engine, name, "inspect").await?;
+pub(crate) async fn inspect(
+    engine: &Arc<Engine>,
+    kind: Kind,
+    name: &Arc<str>,
+) -> Result<Inspection, Error> {
+    let snapshot = look(engine, kind, name, "inspect").await?;
     let info = snapshot.holder_info;
     Ok(Inspection {
         kind: LockKind::Plain,
@@ -78,12 +83,17 @@ pub(crate) async fn inspect(engine: &Arc<Engine>, name: &Arc<str>) -> Result<Ins
 }
 
 /// Looks who holds `name`, then removes that owner only; `false` when it was free or changed hands.
-pub(crate) async fn force_release(engine: &Arc<Engine>, name: &Arc<str>) -> Result<bool, Error> {
+pub(crate) async fn force_release(
+    engine: &Arc<Engine>,
+    kind: Kind,
+    name: &Arc<str>,
+) -> Result<bool, Error> {
     const OPERATION: &str = "force_release";
-    let snapshot = look(engine, name, OPERATION).await?;
+    let snapshot = look(engine, kind, name, OPERATION).await?;
     let mut removed = false;
     for (owner, _) in snapshot.holders {
         let op = Op {
+            kind,
             name: Arc::clone(name),
             verb: Verb::ForceRelease {
                 owner: owner.clone(),
@@ -112,7 +122,7 @@ pub(crate) async fn force_release(engine: &Arc<Engine>, name: &Arc<str>) -> Resu
                     {
                         hold.lose(LossReason::Forced);
                     }
-                    engine.queues.freed(name, 0);
+                    engine.queues.freed(kind, name, 0);
                 }
                 Answer::Refused(refusal) => {
                     return Err(refused(name.to_string(), OPERATION, refusal));
@@ -134,13 +144,14 @@ pub(crate) async fn force_release(engine: &Arc<Engine>, name: &Arc<str>) -> Resu
 
 async fn look(
     engine: &Arc<Engine>,
+    kind: Kind,
     name: &Arc<str>,
     operation: &'static str,
 ) -> Result<Snapshot, Error> {
     validate_name(name)?;
     engine.ensure_open()?;
     let timeout = engine.config.command_timeout;
-    let snapshot = engine.store.inspect(name, timeout).await;
+    let snapshot = engine.store.inspect(kind, name, timeout).await;
     snapshot.map_err(|no| no_reply(name, operation, no))
 }
 

@@ -28,6 +28,7 @@ use self::world::{Time, World};
 use crate::contend::{Ticket, Wish};
 use crate::env::Env as _;
 use crate::hold::{Entered, Hold, Terms};
+use crate::kind::Kind;
 use crate::lock::Lock;
 use crate::watchdog::Timed as _;
 use crate::{Error, LockClient, LockGuard, LossReason};
@@ -207,7 +208,9 @@ fn in_line(world: &World) -> Ticket {
         once: false,
     };
     let permit = permit.expect("nothing is under way");
-    let ticket = engine.queues.join(engine, &world::name(), wish, permit);
+    let ticket = engine
+        .queues
+        .join(engine, Kind::Plain, &world::name(), wish, permit);
     ticket.expect("a place in line")
 }
 

@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use uuid::Uuid;
 
 use crate::error::Error;
+use crate::store::Channel;
 
 /// How the keys and channels of a name are called.
 ///
@@ -64,10 +65,12 @@ impl KeyScheme {
     }
 
     /// The channel that tells of a release.
-    pub(crate) fn channel(&self, name: &str) -> String {
-        match self {
-            Self::Redisson => redisson_prefix("redisson_lock__channel", name),
-            Self::Prefix(prefix) => tagged(prefix, "channel", name),
+    pub(crate) fn channel(&self, channel: &Channel) -> String {
+        match (self, channel) {
+            (Self::Redisson, Channel::Lock(name)) => {
+                redisson_prefix("redisson_lock__channel", name)
+            }
+            (Self::Prefix(prefix), Channel::Lock(name)) => tagged(prefix, "channel", name),
         }
     }
 
@@ -126,13 +129,20 @@ mod tests {
 
     use super::*;
 
+    fn lock(name: &str) -> Channel {
+        Channel::Lock(name.into())
+    }
+
     #[test]
     fn redisson_names_are_redissons() {
         let scheme = KeyScheme::Redisson;
         assert_eq!(scheme.hash("job"), "job");
         assert_eq!(scheme.token("job"), "redisson_lock_token:{job}");
-        assert_eq!(scheme.channel("job"), "redisson_lock__channel:{job}");
-        assert_eq!(scheme.channel("a:{t}:b"), "redisson_lock__channel:a:{t}:b");
+        assert_eq!(scheme.channel(&lock("job")), "redisson_lock__channel:{job}");
+        assert_eq!(
+            scheme.channel(&lock("a:{t}:b")),
+            "redisson_lock__channel:a:{t}:b"
+        );
     }
 
     #[test]
@@ -168,7 +178,7 @@ mod tests {
             let keys = [
                 scheme.hash(&name),
                 scheme.token(&name),
-                scheme.channel(&name),
+                scheme.channel(&lock(&name)),
             ];
             let slots = keys.each_ref().map(|key| slot(key));
             prop_assert!(slots.iter().all(|slot| *slot == slots[0]), "{:?}", slots);
@@ -261,7 +271,7 @@ mod tests {
             let prefixed = KeyScheme::Prefix("app".into());
             let hash = slot(&prefixed.hash(name));
             assert_eq!(slot(&prefixed.token(name)), hash, "{name}");
-            assert_eq!(slot(&prefixed.channel(name)), hash, "{name}");
+            assert_eq!(slot(&prefixed.channel(&lock(name))), hash, "{name}");
         }
     }
 
@@ -280,7 +290,11 @@ mod tests {
 
     fn redissons_keys(name: &str) -> [String; 3] {
         let scheme = KeyScheme::Redisson;
-        [scheme.hash(name), scheme.token(name), scheme.channel(name)]
+        [
+            scheme.hash(name),
+            scheme.token(name),
+            scheme.channel(&lock(name)),
+        ]
     }
 
     /// What of a key counts for its slot: its first tag, or all of it if that is empty.

@@ -60,6 +60,7 @@ mod inspect;
 #[cfg(test)]
 mod interleavings;
 mod key;
+mod kind;
 mod lease;
 mod lock;
 pub mod manual;

@@ -19,6 +19,7 @@ use crate::guard::{Asked, LockGuard, ReleaseOutcome};
 use crate::hold::{Entered, Hold, Terms};
 use crate::inspect::{self, Inspection};
 use crate::key::validate_name;
+use crate::kind::Kind;
 use crate::store::{Answer, Cause, Refusal, RefusalKind};
 
 /// A lock: a name, bound to the flow of work that would hold it, with its settings.
@@ -49,6 +50,7 @@ use crate::store::{Answer, Cause, Refusal, RefusalKind};
 pub struct Lock {
     handle: Arc<Handle>,
     flow: Arc<Flow>,
+    kind: Kind,
     name: Arc<str>,
     lease: Option<Duration>,
     max_hold: Option<Duration>,
@@ -63,10 +65,11 @@ enum Budget {
 }
 
 impl Lock {
-    pub(crate) fn new(handle: Arc<Handle>, flow: Arc<Flow>, name: Arc<str>) -> Self {
+    pub(crate) fn new(handle: Arc<Handle>, flow: Arc<Flow>, kind: Kind, name: Arc<str>) -> Self {
         Self {
             handle,
             flow,
+            kind,
             name,
             lease: None,
             max_hold: None,
@@ -234,7 +237,7 @@ impl Lock {
     ///
     /// Safe: it only reads.
     pub async fn inspect(&self) -> Result<Inspection, Error> {
-        inspect::inspect(self.engine(), &self.name).await
+        inspect::inspect(self.engine(), self.kind, &self.name).await
     }
 
     fn engine(&self) -> &Arc<Engine> {
@@ -262,7 +265,7 @@ impl Lock {
         let engine = self.engine();
         engine.ensure_open()?;
         let started = engine.now();
-        let place = self.flow.place(&self.name);
+        let place = self.flow.place(self.kind, &self.name);
         let gate = match budget {
             Budget::Once => place.try_enter(),
             Budget::Unlimited | Budget::Until(_) => {
@@ -319,7 +322,10 @@ impl Lock {
                 }
             },
         };
-        let Some(mut ticket) = engine.queues.join(engine, &self.name, wish, permit) else {
+        let Some(mut ticket) = engine
+            .queues
+            .join(engine, self.kind, &self.name, wish, permit)
+        else {
             return Ok(None);
         };
         let claim = poll_fn(|cx| ticket.poll_claim(cx));
@@ -421,7 +427,7 @@ impl Lock {
     /// Another acquisition of this flow was under way all the time: for the lock, or for an answer.
     fn behind_own_flow(&self, started: Instant) -> Error {
         let engine = self.engine();
-        let silent = engine.queues.trouble(&self.name);
+        let silent = engine.queues.trouble(self.kind, &self.name);
         let silent = silent.or_else(|| Some(self.unreachable(engine.dispatcher.trouble()?)));
         silent.unwrap_or_else(|| self.timed_out(engine.now() - started))
     }

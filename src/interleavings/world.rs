@@ -22,10 +22,13 @@ use crate::LockClient;
 use crate::config::Config;
 use crate::engine::Engine;
 use crate::env::{BoxFuture, Env, SharedEnv, later, until};
+use crate::kind::Kind;
 use crate::store::clock::micros;
 use crate::store::memory::{EPOCH_US, State, apply};
 use crate::store::topic::{Listening, Topics};
-use crate::store::{Belief, Call, Cause, Health, NoReply, Reply, Snapshot, Store, Subscription};
+use crate::store::{
+    Belief, Call, Cause, Channel, Health, NoReply, Reply, Snapshot, Store, Subscription,
+};
 use crate::sync::{Mutex, Notify, point};
 
 /// Who runs what the client spawns, and whether time passes.
@@ -421,7 +424,7 @@ impl Server {
         drop(state);
         let listeners = self.listeners.lock().clone();
         for topics in &listeners {
-            for topic in freed.iter().filter_map(|name| topics.get(name)) {
+            for topic in freed.iter().filter_map(|channel| topics.get(channel)) {
                 topic.wake();
             }
         }
@@ -510,11 +513,11 @@ impl Store for Link {
         })
     }
 
-    fn subscribe(&self, name: &Arc<str>) -> Subscription {
-        self.topics.subscribe(name, Listening::Live)
+    fn subscribe(&self, channel: &Channel) -> Subscription {
+        self.topics.subscribe(channel, Listening::Live)
     }
 
-    fn inspect(&self, _: &Arc<str>, _: Duration) -> BoxFuture<Result<Snapshot, NoReply>> {
+    fn inspect(&self, _: Kind, _: &Arc<str>, _: Duration) -> BoxFuture<Result<Snapshot, NoReply>> {
         Box::pin(pending())
     }
 

@@ -25,7 +25,8 @@ use uuid::Uuid;
 
 use crate::env::BoxFuture;
 use crate::guard::LossReason;
-pub(crate) use topic::Subscription;
+use crate::kind::Kind;
+pub(crate) use topic::{Channel, Subscription};
 
 /// Identity of one hold: the hash field, `<client uuid>:<63 random bits in decimal>`.
 ///
@@ -62,6 +63,7 @@ impl fmt::Debug for OwnerId {
 /// One thing to do to one name. Safe to repeat, however late: see the table in docs/protocol.md.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Op {
+    pub(crate) kind: Kind,
     pub(crate) name: Arc<str>,
     pub(crate) verb: Verb,
 }
@@ -302,11 +304,16 @@ pub(crate) trait Store: fmt::Debug + Send + Sync + 'static {
     /// future does not recall them.
     fn submit(&self, call: Call) -> BoxFuture<Result<Reply, NoReply>>;
 
-    /// Listens for releases of `name`; dropping the subscription ends it.
-    fn subscribe(&self, name: &Arc<str>) -> Subscription;
+    /// Listens to a channel; dropping the subscription ends it.
+    fn subscribe(&self, channel: &Channel) -> Subscription;
 
     /// What is there now. Reads only.
-    fn inspect(&self, name: &Arc<str>, timeout: Duration) -> BoxFuture<Result<Snapshot, NoReply>>;
+    fn inspect(
+        &self,
+        kind: Kind,
+        name: &Arc<str>,
+        timeout: Duration,
+    ) -> BoxFuture<Result<Snapshot, NoReply>>;
 
     /// Writes what this client says of itself, to be read by `inspect` for `ttl`. Best effort.
     fn announce(&self, info: BTreeMap<String, String>, ttl: Duration) -> BoxFuture<()>;

@@ -1,4 +1,4 @@
-//! Wake-ups by name: who listens for which release. A message is a hint to try again, no more.
+//! Wake-ups by channel: who listens for which release. A message is a hint to try again, no more.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -7,6 +7,29 @@ use std::sync::{Arc, Weak};
 use tokio::sync::watch;
 
 use crate::sync::{Mutex, Notify};
+
+/// Where a release is told. What it is called on the wire, the key scheme says.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) enum Channel {
+    /// Of a lock with this name: one contender of each process may try.
+    Lock(Arc<str>),
+}
+
+impl Channel {
+    /// The name of the lock.
+    pub(crate) fn name(&self) -> &Arc<str> {
+        match self {
+            Self::Lock(name) => name,
+        }
+    }
+}
+
+#[cfg(test)]
+impl<T: Into<Arc<str>>> From<T> for Channel {
+    fn from(name: T) -> Self {
+        Self::Lock(name.into())
+    }
+}
 
 /// How far a subscription has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,17 +42,17 @@ pub(crate) enum Listening {
     Refused,
 }
 
-/// One name listened to, however many listen.
+/// One channel listened to, however many listen.
 #[derive(Debug)]
 pub(crate) struct Topic {
-    name: Arc<str>,
+    channel: Channel,
     notify: Notify,
     listening: watch::Sender<Listening>,
 }
 
 impl Topic {
-    pub(crate) fn name(&self) -> &Arc<str> {
-        &self.name
+    pub(crate) fn channel(&self) -> &Channel {
+        &self.channel
     }
 
     /// Says "try again". Kept for a listener that is not waiting at the moment.
@@ -46,11 +69,11 @@ impl Topic {
     }
 }
 
-/// All names a client listens to.
+/// All channels a client listens to.
 #[derive(Debug, Default)]
 pub(crate) struct Topics {
-    by_name: Mutex<HashMap<Arc<str>, Entry>>,
-    /// Told after each change of the set: a name came, or its last listener left.
+    by_channel: Mutex<HashMap<Channel, Entry>>,
+    /// Told after each change of the set: a channel came, or its last listener left.
     changed: Notify,
 }
 
@@ -62,11 +85,11 @@ struct Entry {
 
 impl Topics {
     /// Adds a listener. `first` is the state a topic starts in.
-    pub(crate) fn subscribe(self: &Arc<Self>, name: &Arc<str>, first: Listening) -> Subscription {
-        let mut by_name = self.by_name.lock();
-        let entry = by_name.entry(Arc::clone(name)).or_insert_with(|| Entry {
+    pub(crate) fn subscribe(self: &Arc<Self>, channel: &Channel, first: Listening) -> Subscription {
+        let mut by_channel = self.by_channel.lock();
+        let entry = by_channel.entry(channel.clone()).or_insert_with(|| Entry {
             topic: Arc::new(Topic {
-                name: Arc::clone(name),
+                channel: channel.clone(),
                 notify: Notify::new(),
                 listening: watch::Sender::new(first),
             }),
@@ -75,7 +98,7 @@ impl Topics {
         entry.listeners += 1;
         let topic = Arc::clone(&entry.topic);
         let new = entry.listeners == 1;
-        drop(by_name);
+        drop(by_channel);
         if new {
             self.changed.notify_one();
         }
@@ -85,23 +108,23 @@ impl Topics {
         }
     }
 
-    /// The topic of `name`, if anybody listens.
-    pub(crate) fn get(&self, name: &str) -> Option<Arc<Topic>> {
-        self.by_name
+    /// The topic of `channel`, if anybody listens.
+    pub(crate) fn get(&self, channel: &Channel) -> Option<Arc<Topic>> {
+        self.by_channel
             .lock()
-            .get(name)
+            .get(channel)
             .map(|entry| Arc::clone(&entry.topic))
     }
 
-    /// All topics listened to now, by name.
+    /// All topics listened to now, by channel.
     pub(crate) fn all(&self) -> Vec<Arc<Topic>> {
         let mut all: Vec<_> = self
-            .by_name
+            .by_channel
             .lock()
             .values()
             .map(|entry| Arc::clone(&entry.topic))
             .collect();
-        all.sort_unstable_by(|a, b| a.name.cmp(&b.name));
+        all.sort_unstable_by(|a, b| a.channel.cmp(&b.channel));
         all
     }
 
@@ -152,12 +175,12 @@ impl Drop for Subscription {
         let Some(topics) = self.topics.upgrade() else {
             return;
         };
-        let mut by_name = topics.by_name.lock();
-        if let Some(entry) = by_name.get_mut(&self.topic.name) {
+        let mut by_channel = topics.by_channel.lock();
+        if let Some(entry) = by_channel.get_mut(&self.topic.channel) {
             entry.listeners -= 1;
             if entry.listeners == 0 {
-                by_name.remove(&self.topic.name);
-                drop(by_name);
+                by_channel.remove(&self.topic.channel);
+                drop(by_channel);
                 topics.changed.notify_one();
             }
         }

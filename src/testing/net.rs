@@ -20,10 +20,11 @@ use super::server::{Fate, Inner};
 use crate::bug::{Bug, seeded};
 use crate::config::Config;
 use crate::env::{BoxFuture, SharedEnv, later, until};
+use crate::kind::Kind;
 use crate::store::clock::{Clock, micros};
 use crate::store::topic::{Listening, Topics};
 use crate::store::{
-    Answer, Belief, Call, Cause, Health, NoReply, Op, Reply, Snapshot, Store, Subscription,
+    Answer, Belief, Call, Cause, Channel, Health, NoReply, Op, Reply, Snapshot, Store, Subscription,
 };
 
 /// A client's store on a simulated server.
@@ -178,7 +179,7 @@ impl Net {
                 // Those who listened are not sure to have heard everything.
                 for topic in self.topics.all() {
                     topic.set(Listening::Pending);
-                    self.listen(Arc::clone(topic.name()), &link);
+                    self.listen(topic.channel().clone(), &link);
                 }
             }
             _ => {
@@ -214,7 +215,7 @@ impl Net {
     }
 
     /// A message has come to a connection.
-    pub(super) fn message(&self, name: &Arc<str>, generation: u64) {
+    pub(super) fn message(&self, channel: &Channel, generation: u64) {
         let current = match &*self.link.lock() {
             Some(link) => {
                 let mute = link.state.lock().mute_replies;
@@ -222,25 +223,25 @@ impl Net {
             }
             None => false,
         };
-        if current && let Some(topic) = self.topics.get(name) {
+        if current && let Some(topic) = self.topics.get(channel) {
             topic.wake();
         }
     }
 
     /// Subscribes on a connection; the topic is live when that is confirmed.
-    fn listen(self: &Arc<Self>, name: Arc<str>, link: &Arc<Link>) {
+    fn listen(self: &Arc<Self>, channel: Channel, link: &Arc<Link>) {
         let (net, link) = (Arc::clone(self), Arc::clone(link));
         self.env.spawn(Box::pin(async move {
             net.wait(net.server.delay()).await;
             if link.over.is_cancelled() || link.state.lock().mute_requests {
                 return;
             }
-            net.server.listen(&name, net.index, link.generation);
+            net.server.listen(&channel, net.index, link.generation);
             net.wait(net.server.delay()).await;
             if link.over.is_cancelled() || link.state.lock().mute_replies {
                 return;
             }
-            if let Some(topic) = net.topics.get(&name) {
+            if let Some(topic) = net.topics.get(&channel) {
                 topic.set(Listening::Live);
                 if !seeded(Bug::NoTryAfterSubscribing) {
                     topic.wake();
@@ -498,20 +499,25 @@ impl Store for NetStore {
         Box::pin(Arc::clone(&self.0).call(call))
     }
 
-    fn subscribe(&self, name: &Arc<str>) -> Subscription {
+    fn subscribe(&self, channel: &Channel) -> Subscription {
         let net = &self.0;
         if net.server.no_messages() || net.closed.is_cancelled() {
-            return net.topics.subscribe(name, Listening::Refused);
+            return net.topics.subscribe(channel, Listening::Refused);
         }
-        let new = net.topics.get(name).is_none();
-        let subscription = net.topics.subscribe(name, Listening::Pending);
+        let new = net.topics.get(channel).is_none();
+        let subscription = net.topics.subscribe(channel, Listening::Pending);
         if new && let Some(link) = net.link_now() {
-            net.listen(Arc::clone(name), &link);
+            net.listen(channel.clone(), &link);
         }
         subscription
     }
 
-    fn inspect(&self, name: &Arc<str>, timeout: Duration) -> BoxFuture<Result<Snapshot, NoReply>> {
+    fn inspect(
+        &self,
+        _kind: Kind,
+        name: &Arc<str>,
+        timeout: Duration,
+    ) -> BoxFuture<Result<Snapshot, NoReply>> {
         let (net, name) = (Arc::clone(&self.0), Arc::clone(name));
         Box::pin(async move {
             let end = later(net.env.now(), timeout);

@@ -18,7 +18,7 @@ use crate::config::Config;
 use crate::env::{RealEnv, SharedEnv, later};
 use crate::store::clock::micros;
 use crate::store::memory::{EPOCH_US, Key, State, Value, apply};
-use crate::store::{Answer, Op, Refusal, Snapshot};
+use crate::store::{Answer, Channel, Op, Refusal, Snapshot};
 
 /// How the network between clients and a [`Server`] behaves. Chances are in a thousand.
 #[derive(Clone, Debug)]
@@ -98,7 +98,7 @@ struct Inside {
     ppm: i64,
     nets: Vec<Weak<Net>>,
     /// Who listens for which name, by connection.
-    listeners: BTreeSet<(Arc<str>, usize, u64)>,
+    listeners: BTreeSet<(Channel, usize, u64)>,
     announced: BTreeMap<Uuid, BTreeMap<String, String>>,
 }
 
@@ -460,7 +460,7 @@ impl Inner {
         ops: &[Op],
     ) -> (Vec<Answer>, u64) {
         let elapsed = self.elapsed();
-        let mut freed: Vec<(usize, Arc<str>)> = Vec::new();
+        let mut freed: Vec<(usize, Channel)> = Vec::new();
         let mut ran = Vec::new();
         let mut state = self.state.lock();
         let now_us = state.at(elapsed);
@@ -485,7 +485,7 @@ impl Inner {
                 {
                     spoilt = Some(refusal.clone());
                 }
-                freed.extend(wake.map(|name| (at, name)));
+                freed.extend(wake.map(|channel| (at, channel)));
                 if let Some(before) = before {
                     let after = owners(&mut state.store, &op.name, now_us);
                     let left_ms = state
@@ -513,8 +513,8 @@ impl Inner {
         for ran in ran {
             self.note(What::Ran(ran));
         }
-        for (at, name) in freed {
-            let listening = self.publish(&name);
+        for (at, channel) in freed {
+            let listening = self.publish(&channel);
             if let Answer::Released { heard } = &mut answers[at] {
                 *heard = listening;
             }
@@ -523,14 +523,14 @@ impl Inner {
     }
 
     /// Tells everybody who listens, as far as the network lets it. How many that are.
-    fn publish(&self, name: &Arc<str>) -> u64 {
+    fn publish(&self, channel: &Channel) -> u64 {
         let (told, listening) = {
             let state = &mut *self.state.lock();
-            let first = (Arc::clone(name), 0, 0);
+            let first = (channel.clone(), 0, 0);
             let listening: Vec<_> = state
                 .listeners
                 .range(first..)
-                .take_while(|(listened, ..)| listened == name)
+                .take_while(|(listened, ..)| listened == channel)
                 .map(|(_, net, link)| (*net, *link))
                 .collect();
             let mut told: Vec<(Arc<Net>, u64, Duration)> = Vec::new();
@@ -546,22 +546,22 @@ impl Inner {
             (told, count)
         };
         for (net, link, delay) in told {
-            let (env, name) = (Arc::clone(&self.env), Arc::clone(name));
+            let (env, channel) = (Arc::clone(&self.env), channel.clone());
             if delay.is_zero() {
-                net.message(&name, link);
+                net.message(&channel, link);
                 continue;
             }
             let at = later(env.now(), delay);
             self.env.spawn(Box::pin(async move {
                 env.sleep_until(at).await;
-                net.message(&name, link);
+                net.message(&channel, link);
             }));
         }
         listening
     }
 
-    pub(super) fn listen(&self, name: &Arc<str>, net: usize, link: u64) {
-        let place = (Arc::clone(name), net, link);
+    pub(super) fn listen(&self, channel: &Channel, net: usize, link: u64) {
+        let place = (channel.clone(), net, link);
         self.state.lock().listeners.insert(place);
     }
 

@@ -45,13 +45,12 @@ fn a_malformed_call_is_an_error_and_leaves_no_key() {
         (hand_off(0, 1), vec![1, 4, 5, 6]),
     ] {
         let (keys, args) = good(verb.clone());
+        let script = script::script_for(&op(0, verb.clone()));
         for at in numbers {
             for bad in ["", "x", "-1", "1.5", "nan", "inf", "9007199254740993"] {
                 let mut args = args.clone();
                 bad.clone_into(&mut args[at]);
-                let reply = redis
-                    .connection
-                    .eval(script::script_for(&verb), &keys, &args);
+                let reply = redis.connection.eval(script, &keys, &args);
                 assert!(reply.is_err(), "{verb:?} {at} {bad:?}: {reply:?}");
             }
         }
@@ -59,9 +58,7 @@ fn a_malformed_call_is_an_error_and_leaves_no_key() {
             (vec![], args.clone()),
             (keys, args[..args.len() - 1].to_vec()),
         ] {
-            let reply = redis
-                .connection
-                .eval(script::script_for(&verb), &keys, &args);
+            let reply = redis.connection.eval(script, &keys, &args);
             assert!(reply.is_err(), "{verb:?}: {reply:?}");
         }
     }

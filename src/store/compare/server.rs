@@ -5,15 +5,16 @@ use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::process::{Child, ChildStdout, Command, Stdio};
-use std::sync::Arc;
 
 use fred::types::Value;
 use tempfile::TempDir;
 
 use super::{Everything, NAMES, name_of};
 use crate::key::KeyScheme;
+use crate::kind::Kind;
+
 use crate::store::redis::script::{self, Decoded, Publish, Script};
-use crate::store::{Answer, Op};
+use crate::store::{Answer, Channel, Op};
 
 /// Calls of our scripts on a server.
 pub(super) struct Redis {
@@ -62,7 +63,7 @@ impl Redis {
             deadline_us,
             ops,
         );
-        let script = script::script_for(&ops[0].verb);
+        let script = script::script_for(&ops[0]);
         let reply = match now_us {
             None => self.connection.eval(script, &keys, &args),
             Some(now_us) => {
@@ -125,16 +126,16 @@ pub(super) struct Listener {
 impl Listener {
     pub(super) fn start(mut connection: Connection) -> Self {
         let mut channels = vec![END.to_owned()];
-        channels.extend((0..NAMES).map(|name| KeyScheme::Redisson.channel(&name_of(name))));
+        channels.extend(all_channels().map(|channel| KeyScheme::Redisson.channel(&channel)));
         for channel in &channels {
             connection.ask(&["SUBSCRIBE", channel]).unwrap();
         }
         Self { connection }
     }
 
-    /// The names told of since this was asked last, in order. A message of our own, sent by the
+    /// The channels told since this was asked last, in order. A message of our own, sent by the
     /// connection that ran the scripts, comes after theirs.
-    pub(super) fn since_then(&mut self, sender: &mut Connection) -> Vec<Arc<str>> {
+    pub(super) fn since_then(&mut self, sender: &mut Connection) -> Vec<Channel> {
         sender.ask(&["PUBLISH", END, ""]).unwrap();
         let mut told = Vec::new();
         loop {
@@ -145,10 +146,14 @@ impl Listener {
             if channel == END {
                 return told;
             }
-            let named = |name: &Arc<str>| KeyScheme::Redisson.channel(name) == channel;
-            told.extend((0..NAMES).map(name_of).find(named));
+            told.extend(all_channels().find(|one| KeyScheme::Redisson.channel(one) == channel));
         }
     }
+}
+
+/// Every channel a message may come on.
+fn all_channels() -> impl Iterator<Item = Channel> {
+    (0..NAMES).map(|name| Kind::Plain.channel(&name_of(name)))
 }
 
 /// A server of our own, ended when dropped.

@@ -7,6 +7,7 @@ use uuid::Uuid;
 use super::server::Connection;
 use super::{EPOCH_US, NAMES, name_of};
 use crate::key::KeyScheme;
+use crate::kind::Kind;
 use crate::store::memory::{self, State};
 use crate::store::{Op, OwnerId, TokenRule, Verb};
 
@@ -232,6 +233,7 @@ impl Foreign {
 
 pub(super) fn op(name: usize, verb: Verb) -> Op {
     Op {
+        kind: Kind::Plain,
         name: name_of(name),
         verb,
     }

@@ -12,6 +12,7 @@ use super::client::is_done_however_late;
 use super::rules::{Config, Rule};
 use super::search::QuickHasher;
 use super::world::{Ask, Entry, Server, Token, Told};
+use crate::kind::Kind;
 use crate::store::memory::{State, Value, apply};
 use crate::store::{Answer, Op, OwnerId, TokenRule, Verb};
 
@@ -206,6 +207,7 @@ impl Table {
 
     fn run(&self, state: &mut State, verb: Verb, late: bool) -> Answer {
         let op = Op {
+            kind: Kind::Plain,
             name: Arc::clone(&self.name),
             verb,
         };

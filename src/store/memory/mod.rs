@@ -18,8 +18,9 @@ use uuid::Uuid;
 
 use super::clock::micros;
 use super::topic::{Listening, Topics};
-use super::{Answer, Call, Cause, Health, NoReply, Reply, Snapshot, Store, Subscription};
+use super::{Answer, Call, Cause, Channel, Health, NoReply, Reply, Snapshot, Store, Subscription};
 use crate::env::{BoxFuture, SharedEnv};
+use crate::kind::Kind;
 #[cfg(feature = "testing")]
 pub(crate) use model::Key;
 #[cfg(any(test, feature = "testing"))]
@@ -100,13 +101,13 @@ impl MemoryStore {
         let sent = self.env.now();
         let server_now_us = self.shared.at(sent);
         let deadline_us = server_now_us.saturating_add(micros(call.timeout));
-        let mut freed: Vec<(usize, Arc<str>)> = Vec::new();
+        let mut freed: Vec<(usize, Channel)> = Vec::new();
         let mut inner = self.shared.inner.lock();
         let mut answers: Vec<_> = (0..)
             .zip(&call.ops)
             .map(|(at, op)| {
                 let (answer, wake) = apply(&mut inner.state, server_now_us, deadline_us, op);
-                freed.extend(wake.map(|name| (at, name)));
+                freed.extend(wake.map(|channel| (at, channel)));
                 answer
             })
             .collect();
@@ -117,8 +118,8 @@ impl MemoryStore {
         };
         drop(inner);
         for topics in listeners.iter().filter_map(Weak::upgrade) {
-            for (at, name) in &freed {
-                let Some(topic) = topics.get(name) else {
+            for (at, channel) in &freed {
+                let Some(topic) = topics.get(channel) else {
                     continue;
                 };
                 topic.wake();
@@ -134,17 +135,18 @@ impl MemoryStore {
         })
     }
 
-    fn look(&self, name: &Arc<str>) -> Result<Snapshot, NoReply> {
+    fn look(&self, kind: Kind, name: &Arc<str>) -> Result<Snapshot, NoReply> {
         if self.is_closed() {
             return Err(closed());
         }
         let now_us = self.now_us();
         let mut inner = self.shared.inner.lock();
+        let channel = kind.channel(name);
         let waiting = inner
             .listeners
             .iter()
             .filter_map(Weak::upgrade)
-            .filter(|topics| topics.get(name).is_some())
+            .filter(|topics| topics.get(&channel).is_some())
             .count();
         let mut snapshot = inner.state.look(name, now_us).map_err(NoReply::Refused)?;
         snapshot.waiting = Some(waiting as u64);
@@ -167,12 +169,17 @@ impl Store for MemoryStore {
         Box::pin(ready(self.do_call(&call)))
     }
 
-    fn subscribe(&self, name: &Arc<str>) -> Subscription {
-        self.topics.subscribe(name, Listening::Live)
+    fn subscribe(&self, channel: &Channel) -> Subscription {
+        self.topics.subscribe(channel, Listening::Live)
     }
 
-    fn inspect(&self, name: &Arc<str>, _timeout: Duration) -> BoxFuture<Result<Snapshot, NoReply>> {
-        Box::pin(ready(self.look(name)))
+    fn inspect(
+        &self,
+        kind: Kind,
+        name: &Arc<str>,
+        _timeout: Duration,
+    ) -> BoxFuture<Result<Snapshot, NoReply>> {
+        Box::pin(ready(self.look(kind, name)))
     }
 
     fn announce(&self, info: BTreeMap<String, String>, ttl: Duration) -> BoxFuture<()> {
@@ -237,7 +244,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_release_wakes_every_client_that_listens() {
         let (one, two) = two_clients();
-        let job = Arc::from("job");
+        let job = Channel::from("job");
         let (first, second) = (one.subscribe(&job), two.subscribe(&job));
         assert_eq!(first.settled().await, Listening::Live);
         submit(&one, "job", acquire(1, 1));
@@ -314,15 +321,21 @@ mod tests {
         one.announce(info.clone(), Duration::from_secs(1)).await;
         submit(&one, "job", acquire(1, 1));
         let job = Arc::from("job");
-        let _waiting = two.subscribe(&job);
-        let seen = two.inspect(&job, Duration::ZERO).await.unwrap();
+        let _waiting = two.subscribe(&Kind::Plain.channel(&job));
+        let seen = two
+            .inspect(Kind::Plain, &job, Duration::ZERO)
+            .await
+            .unwrap();
         assert_eq!(seen.holders, [(owner(1).to_string(), 1)]);
         assert_eq!(seen.remaining_ms, Some(LEASE_MS));
         assert_eq!(seen.waiting, Some(1));
         assert_eq!(seen.holder_info, info);
         assert!(seen.token.is_some());
         one.retract().await;
-        let seen = two.inspect(&job, Duration::ZERO).await.unwrap();
+        let seen = two
+            .inspect(Kind::Plain, &job, Duration::ZERO)
+            .await
+            .unwrap();
         assert_eq!(seen.holder_info, BTreeMap::new());
     }
 
@@ -354,6 +367,7 @@ mod tests {
             attempt: 1,
             timeout: Duration::from_secs(1),
             ops: vec![Op {
+                kind: Kind::Plain,
                 name: Arc::from(name),
                 verb,
             }],

@@ -7,9 +7,11 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use crate::bug::{Bug, seeded};
-use crate::store::{Answer, Instead, Op, OwnerId, Refusal, RefusalKind, Snapshot, TokenRule, Verb};
+use crate::store::{
+    Answer, Channel, Instead, Op, OwnerId, Refusal, RefusalKind, Snapshot, TokenRule, Verb,
+};
 
-/// Does `op` at `now_us`. The name, if any, is that of a lock which became free: wake who waits.
+/// Does `op` at `now_us`. The channel, if any, is that of a lock which became free: wake who waits.
 ///
 /// `deadline_us` is the end of the request: past it nothing is created, lengthened or counted.
 pub(crate) fn apply(
@@ -17,7 +19,7 @@ pub(crate) fn apply(
     now_us: u64,
     deadline_us: u64,
     op: &Op,
-) -> (Answer, Option<Arc<str>>) {
+) -> (Answer, Option<Channel>) {
     let now = Now {
         us: now_us,
         ms: now_us / 1000,
@@ -62,7 +64,7 @@ pub(crate) fn apply(
     };
     let removed = matches!(answer, Answer::Released { .. } | Answer::Removed);
     let freed = removed && !state.keys.contains_key(name);
-    (answer, freed.then(|| Arc::clone(name)))
+    (answer, freed.then(|| op.kind.channel(name)))
 }
 
 /// Acquire, count 1.
@@ -355,7 +357,7 @@ pub(crate) struct State {
     keys: HashMap<Arc<str>, Key>,
     counters: HashMap<Arc<str>, Counter>,
     /// Every expiry there is, the next one first.
-    expiries: BTreeSet<(u64, Kind, Arc<str>)>,
+    expiries: BTreeSet<(u64, Entry, Arc<str>)>,
 }
 
 /// The key of a lock.
@@ -434,7 +436,7 @@ impl State {
     pub(crate) fn put(&mut self, name: &Arc<str>, value: Value, expires_ms: Option<u64>) {
         self.delete(name);
         if let Some(at) = expires_ms {
-            self.expiries.insert((at, Kind::Key, Arc::clone(name)));
+            self.expiries.insert((at, Entry::Key, Arc::clone(name)));
         }
         self.keys
             .insert(Arc::clone(name), Key { value, expires_ms });
@@ -446,14 +448,14 @@ impl State {
             ..
         }) = self.keys.remove(name)
         {
-            self.expiries.remove(&(at, Kind::Key, Arc::clone(name)));
+            self.expiries.remove(&(at, Entry::Key, Arc::clone(name)));
         }
     }
 
     pub(crate) fn put_counter(&mut self, name: &Arc<str>, text: String, expires_ms: Option<u64>) {
         self.delete_counter(name);
         if let Some(at) = expires_ms {
-            self.expiries.insert((at, Kind::Counter, Arc::clone(name)));
+            self.expiries.insert((at, Entry::Counter, Arc::clone(name)));
         }
         self.counters
             .insert(Arc::clone(name), Counter { text, expires_ms });
@@ -465,7 +467,8 @@ impl State {
             ..
         }) = self.counters.remove(name)
         {
-            self.expiries.remove(&(at, Kind::Counter, Arc::clone(name)));
+            self.expiries
+                .remove(&(at, Entry::Counter, Arc::clone(name)));
         }
     }
 
@@ -483,8 +486,8 @@ impl State {
                 _ => return,
             }
             match self.expiries.pop_first() {
-                Some((_, Kind::Key, name)) => drop(self.keys.remove(&name)),
-                Some((_, Kind::Counter, name)) => drop(self.counters.remove(&name)),
+                Some((_, Entry::Key, name)) => drop(self.keys.remove(&name)),
+                Some((_, Entry::Counter, name)) => drop(self.counters.remove(&name)),
                 None => {}
             }
         }
@@ -494,14 +497,14 @@ impl State {
     #[cfg(feature = "testing")]
     pub(crate) fn take_expired(&mut self, now_us: u64) -> Vec<(Arc<str>, Key)> {
         let mut expired = Vec::new();
-        while let Some((at, kind, name)) = self.expiries.first().cloned() {
+        while let Some((at, entry, name)) = self.expiries.first().cloned() {
             if at >= now_us / 1000 {
                 break;
             }
             self.expiries.pop_first();
-            match kind {
-                Kind::Key => expired.extend(self.keys.remove(&name).map(|key| (name, key))),
-                Kind::Counter => drop(self.counters.remove(&name)),
+            match entry {
+                Entry::Key => expired.extend(self.keys.remove(&name).map(|key| (name, key))),
+                Entry::Counter => drop(self.counters.remove(&name)),
             }
         }
         expired
@@ -579,9 +582,10 @@ impl State {
             return;
         };
         if let Some(before) = key.expires_ms.replace(at) {
-            self.expiries.remove(&(before, Kind::Key, Arc::clone(name)));
+            self.expiries
+                .remove(&(before, Entry::Key, Arc::clone(name)));
         }
-        self.expiries.insert((at, Kind::Key, Arc::clone(name)));
+        self.expiries.insert((at, Entry::Key, Arc::clone(name)));
     }
 
     /// Removes one field; a hash without fields is gone.
@@ -623,7 +627,7 @@ impl Now {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Kind {
+enum Entry {
     Key,
     Counter,
 }

@@ -31,13 +31,14 @@ use self::connection::{Fault, Link, supervise};
 use self::script::{Publish, Script, decode, encode, refusal, script_for};
 use super::topic::{Listening, Topics};
 use super::{
-    Answer, Call, Cause, Health, NoReply, Refusal, RefusalKind, Reply, Snapshot, Store,
+    Answer, Call, Cause, Channel, Health, NoReply, Refusal, RefusalKind, Reply, Snapshot, Store,
     Subscription,
 };
 use crate::config::{DEFAULT_COMMAND_TIMEOUT, DEFAULT_CONNECT_TIMEOUT, PubSub};
 use crate::env::{BoxFuture, SharedEnv, later, until};
 use crate::error::Error;
 use crate::key::KeyScheme;
+use crate::kind::Kind;
 use crate::store::clock::micros;
 
 pub(crate) use self::connection::ConnectFailure;
@@ -224,18 +225,23 @@ impl Store for RedisStore {
         })
     }
 
-    fn subscribe(&self, name: &Arc<str>) -> Subscription {
+    fn subscribe(&self, channel: &Channel) -> Subscription {
         let first = if self.shared.publish == Publish::Off || self.shared.closing.is_cancelled() {
             Listening::Refused
         } else {
             Listening::Pending
         };
-        self.shared.topics.subscribe(name, first)
+        self.shared.topics.subscribe(channel, first)
     }
 
-    fn inspect(&self, name: &Arc<str>, timeout: Duration) -> BoxFuture<Result<Snapshot, NoReply>> {
+    fn inspect(
+        &self,
+        kind: Kind,
+        name: &Arc<str>,
+        timeout: Duration,
+    ) -> BoxFuture<Result<Snapshot, NoReply>> {
         let (shared, name) = (Arc::clone(&self.shared), Arc::clone(name));
-        Box::pin(async move { shared.inspect(&name, timeout).await })
+        Box::pin(async move { shared.inspect(kind, &name, timeout).await })
     }
 
     fn announce(&self, info: BTreeMap<String, String>, ttl: Duration) -> BoxFuture<()> {
@@ -389,7 +395,7 @@ impl Shared {
         let Some(first) = ops.first() else {
             return Err(NoReply::NotSent(Cause::new("a call without ops")));
         };
-        let script = script_for(&first.verb);
+        let script = script_for(first);
         // The stamp comes before the deadline and both before the sending: what is derived from the
         // stamp may only be too early.
         let sent = env.now();
@@ -509,7 +515,12 @@ impl Shared {
         }
     }
 
-    async fn inspect(&self, name: &str, timeout: Duration) -> Result<Snapshot, NoReply> {
+    async fn inspect(
+        &self,
+        kind: Kind,
+        name: &Arc<str>,
+        timeout: Duration,
+    ) -> Result<Snapshot, NoReply> {
         let env = &*self.env;
         let end = later(env.now(), timeout);
         let link = self.link(end).await?;
@@ -524,7 +535,10 @@ impl Shared {
             ask("HGETALL", vec![hash.as_str().into()]),
             ask("PTTL", vec![hash.as_str().into()]),
             ask("GET", vec![scheme.token(name).into()]),
-            ask("PUBSUB", vec![count.into(), scheme.channel(name).into()]),
+            ask(
+                "PUBSUB",
+                vec![count.into(), scheme.channel(&kind.channel(name)).into()],
+            ),
         )
         .await;
         let mut snapshot = Snapshot::default();

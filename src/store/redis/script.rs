@@ -8,6 +8,7 @@ use std::sync::LazyLock;
 use fred::types::Value;
 
 use crate::key::KeyScheme;
+use crate::kind::Kind;
 use crate::store::{Answer, Instead, Op, Refusal, RefusalKind, TokenRule, Verb};
 
 /// A script and the hash the server knows it by.
@@ -40,14 +41,14 @@ impl Script {
     }
 }
 
-/// The script that does ops of this verb.
-pub(crate) fn script_for(verb: &Verb) -> &'static Script {
-    match verb {
-        Verb::Acquire { .. } => &SCRIPTS.acquire,
-        Verb::Release { .. } => &SCRIPTS.release,
-        Verb::Renew { .. } => &SCRIPTS.renew,
-        Verb::HandOff { .. } => &SCRIPTS.hand_off,
-        Verb::ForceRelease { .. } => &SCRIPTS.force_release,
+/// The script that does ops like this one.
+pub(crate) fn script_for(op: &Op) -> &'static Script {
+    match (op.kind, &op.verb) {
+        (Kind::Plain, Verb::Acquire { .. }) => &SCRIPTS.acquire,
+        (Kind::Plain, Verb::Release { .. }) => &SCRIPTS.release,
+        (Kind::Plain, Verb::Renew { .. }) => &SCRIPTS.renew,
+        (Kind::Plain, Verb::HandOff { .. }) => &SCRIPTS.hand_off,
+        (Kind::Plain, Verb::ForceRelease { .. }) => &SCRIPTS.force_release,
     }
 }
 
@@ -123,7 +124,7 @@ pub(crate) fn encode(
                 owner.to_string(),
                 count.to_string(),
                 also.map(|also| also.to_string()).unwrap_or_default(),
-                scheme.channel(&op.name),
+                scheme.channel(&op.kind.channel(&op.name)),
             ]),
             Verb::Renew {
                 owner,
@@ -141,7 +142,7 @@ pub(crate) fn encode(
                 args.extend(token_args(token));
             }
             Verb::ForceRelease { owner } => {
-                args.extend([owner.clone(), scheme.channel(&op.name)]);
+                args.extend([owner.clone(), scheme.channel(&op.kind.channel(&op.name))]);
             }
         }
     }
@@ -428,6 +429,7 @@ mod tests {
 
     fn renewal() -> Op {
         Op {
+            kind: Kind::Plain,
             name: Arc::from("job"),
             verb: Verb::Renew {
                 owner: OwnerId::new(Uuid::nil(), 2),

@@ -20,6 +20,7 @@ use fred::interfaces::ClientLike as _;
 
 use super::*;
 use crate::env::RealEnv;
+use crate::kind::Kind;
 use crate::store::{Answer, Call, Instead, NoReply, Op, OwnerId, Reply, TokenRule, Verb};
 
 mod server {
@@ -137,7 +138,7 @@ mod server {
         }
 
         pub(super) fn listeners(&self, name: &str) -> String {
-            let channel = KeyScheme::Redisson.channel(name);
+            let channel = KeyScheme::Redisson.channel(&name.into());
             let reply = cli(self.port, &["PUBSUB", "NUMSUB", &channel]);
             reply.lines().last().unwrap_or_default().to_owned()
         }
@@ -145,7 +146,7 @@ mod server {
         pub(super) fn publish(&self, name: &str) {
             cli(
                 self.port,
-                &["PUBLISH", &KeyScheme::Redisson.channel(name), "0"],
+                &["PUBLISH", &KeyScheme::Redisson.channel(&name.into()), "0"],
             );
         }
     }
@@ -357,6 +358,7 @@ async fn connected(config: RedisConfig) -> Arc<RedisStore> {
 
 fn acquire(name: &str) -> Op {
     Op {
+        kind: Kind::Plain,
         name: name.into(),
         verb: Verb::Acquire {
             owner: owner(),
@@ -466,6 +468,7 @@ async fn calls_are_answered_and_tell_the_servers_time() {
     let reply = store.submit(call(acquire("job"), 1000)).await.unwrap();
     assert!(matches!(reply.answers[..], [Answer::Taken { .. }]));
     let release = Op {
+        kind: Kind::Plain,
         name: "free".into(),
         verb: Verb::Release {
             owner: owner(),
@@ -779,8 +782,8 @@ async fn least_privilege_user_works() {
 async fn release_wakes_and_leaving_unsubscribes() {
     let server = Server::start();
     let store = connected(config(server.port)).await;
-    let name: Arc<str> = "job".into();
-    let subscription = store.subscribe(&name);
+    let channel: Channel = "job".into();
+    let subscription = store.subscribe(&channel);
     assert_eq!(settles(&subscription, SECOND).await, Listening::Live);
     assert_eq!(server.listeners("job"), "1");
     timeout(SECOND, subscription.woken())
@@ -798,8 +801,8 @@ async fn release_wakes_and_leaving_unsubscribes() {
     }
     // Taken up again at once, again and again: always ends up live.
     for _ in 0..200 {
-        drop(store.subscribe(&name));
-        let subscription = store.subscribe(&name);
+        drop(store.subscribe(&channel));
+        let subscription = store.subscribe(&channel);
         live_within(&subscription, SECOND).await;
         assert_eq!(server.listeners("job"), "1");
     }
@@ -809,12 +812,12 @@ async fn release_wakes_and_leaving_unsubscribes() {
 async fn refused_channel_polls_and_the_others_live() {
     let server = Server::start();
     let allowed = KeyScheme::Redisson
-        .channel("ok-*")
+        .channel(&"ok-*".into())
         .replace("{ok-*}", "{ok-*");
     let config = with_user(&server, &format!("~* resetchannels &{allowed} +@all"));
     let store = connected(config).await;
     let names =
-        |kind: &str| -> Vec<Arc<str>> { (0..40).map(|i| format!("{kind}-{i}").into()).collect() };
+        |kind: &str| -> Vec<Channel> { (0..40).map(|i| format!("{kind}-{i}").into()).collect() };
     let first = store.subscribe(&"ok-first".into());
     assert_eq!(settles(&first, SECOND).await, Listening::Live);
     let all: Vec<_> = names("ok")
@@ -902,7 +905,7 @@ async fn sharded_messages_wake() {
     }
     server.cli(&format!(
         "SPUBLISH {} 0",
-        KeyScheme::Redisson.channel("job-7")
+        KeyScheme::Redisson.channel(&"job-7".into())
     ));
     timeout(SECOND, subscriptions[7].woken())
         .await
@@ -922,7 +925,7 @@ async fn flood_of_messages_wakes_everybody() {
         assert_eq!(settles(subscription, SECOND).await, Listening::Live);
         subscription.woken().await;
     }
-    let channel = KeyScheme::Redisson.channel("noisy");
+    let channel = KeyScheme::Redisson.channel(&"noisy".into());
     let flood = format!("for i = 1, 20000 do redis.call('PUBLISH', '{channel}', '0') end");
     // One runtime thread, and it is busy: the messages pile up.
     let port = server.port;
@@ -1097,26 +1100,38 @@ async fn inspection_tells_the_holder_and_what_its_client_says() {
     store.announce(info.clone(), MINUTE).await;
     let subscription = store.subscribe(&"job".into());
     settles(&subscription, SECOND).await;
-    let snapshot = store.inspect(&"job".into(), SECOND).await.unwrap();
+    let snapshot = store
+        .inspect(Kind::Plain, &"job".into(), SECOND)
+        .await
+        .unwrap();
     assert_eq!(snapshot.holders, [(OwnerId::new(client, 7).to_string(), 1)]);
     assert!(snapshot.remaining_ms.is_some_and(|ms| ms > 29_000));
     assert!(snapshot.token.is_some_and(|token| token > 0));
     assert_eq!(snapshot.waiting, Some(1));
     assert_eq!(snapshot.holder_info, info);
     store.retract().await;
-    let snapshot = store.inspect(&"job".into(), SECOND).await.unwrap();
+    let snapshot = store
+        .inspect(Kind::Plain, &"job".into(), SECOND)
+        .await
+        .unwrap();
     assert!(snapshot.holder_info.is_empty());
-    let free = store.inspect(&"free".into(), SECOND).await.unwrap();
+    let free = store
+        .inspect(Kind::Plain, &"free".into(), SECOND)
+        .await
+        .unwrap();
     assert!(free.holders.is_empty() && free.remaining_ms.is_none() && free.token.is_none());
     server.cli("SET other x");
-    match store.inspect(&"other".into(), SECOND).await {
+    match store.inspect(Kind::Plain, &"other".into(), SECOND).await {
         Err(NoReply::Refused(refusal)) => assert_eq!(refusal.kind, RefusalKind::Conflict),
         other => panic!("{other:?}"),
     }
     // What an access rule hides is missing, no more.
     let config = with_user(&server, "~* &* +@all -pubsub -get");
     let store = connected(config).await;
-    let snapshot = store.inspect(&"job".into(), SECOND).await.unwrap();
+    let snapshot = store
+        .inspect(Kind::Plain, &"job".into(), SECOND)
+        .await
+        .unwrap();
     assert_eq!(snapshot.holders.len(), 1);
     assert_eq!((snapshot.waiting, snapshot.token), (None, None));
 }

@@ -1,12 +1,12 @@
-//! Messages: one connection that listens for all names, and nothing else goes over it.
+//! Messages: one connection that listens to all channels, and nothing else goes over it.
 //!
 //! 1. fred calls a subscription done when it is written, and gives an error reply to `SUBSCRIBE` to
 //!    whatever waits next. So this task alone uses the connection, one step at a time, and each step
 //!    ends with a `PING` whose token must come back: then all before it has been executed, and every
 //!    reply belongs to its request again.
-//! 2. A topic is `Live` only while its name is in `Session::live`, and is woken when it becomes so:
+//! 2. A topic is `Live` only while its channel is in `Session::live`, and is woken when it becomes so:
 //!    what was published before that was not heard.
-//! 3. Names, not topics, are compared: one that was left and taken up again between two passes is
+//! 3. Channels, not topics, are compared: one that was left and taken up again between two passes is
 //!    still subscribed, and its new topic becomes `Live`.
 //! 4. A refused channel costs its listeners the messages, never an error: they poll.
 
@@ -26,7 +26,7 @@ use tokio::time::Instant;
 
 use super::connection::{BackOff, ConnectFailure, Connection, Fault, ask, one_attempt};
 use super::script::Publish;
-use super::{Cause, Listening, Shared};
+use super::{Cause, Channel, Listening, Shared};
 use crate::env::{later, until};
 
 /// Keeps the subscriptions of the server equal to the topics of this process until the store is
@@ -48,8 +48,8 @@ pub(super) async fn listen(shared: Arc<Shared>) {
 
 struct Hub {
     shared: Arc<Shared>,
-    /// Channels the server would not have, by name, and when to ask again.
-    refused: BTreeMap<Arc<str>, Instant>,
+    /// Channels the server would not have, and when to ask again.
+    refused: BTreeMap<Channel, Instant>,
     /// Set when it seems to have none at all.
     all_refused: Option<Instant>,
     warned: bool,
@@ -133,7 +133,7 @@ impl Hub {
         let session = Session {
             shared: Arc::clone(&self.shared),
             client: connection.client.clone(),
-            names: Mutex::default(),
+            by_wire: Mutex::default(),
             tokens: AtomicU64::new(0),
         };
         tokio::select! {
@@ -153,38 +153,35 @@ impl Hub {
         let mut live = BTreeSet::new();
         loop {
             let topics = shared.topics.all();
-            let wanted: BTreeSet<_> = topics
-                .iter()
-                .map(|topic| Arc::clone(topic.name()))
-                .collect();
+            let wanted: BTreeSet<_> = topics.iter().map(|topic| topic.channel().clone()).collect();
             let left: Vec<_> = live.difference(&wanted).cloned().collect();
             for batch in batches(&left, session.batch()) {
                 if let Some(words) = session.unsubscribe(&batch).await? {
                     // Then the server goes on telling us what we do not need.
                     tracing::debug!(target: "leasehold", %words, "cannot unsubscribe");
                 }
-                for name in &batch {
-                    live.remove(name);
+                for channel in &batch {
+                    live.remove(channel);
                 }
             }
 
             let now = shared.env.now();
             self.refused
-                .retain(|name, again| now < *again && wanted.contains(name));
+                .retain(|channel, again| now < *again && wanted.contains(channel));
             let mut new = Vec::new();
             for topic in &topics {
                 let listening = topic.listening();
-                if live.contains(topic.name()) {
+                if live.contains(topic.channel()) {
                     if listening != Listening::Live {
                         topic.set(Listening::Live);
                         topic.wake();
                     }
-                } else if self.refused.contains_key(topic.name()) {
+                } else if self.refused.contains_key(topic.channel()) {
                     if listening != Listening::Refused {
                         topic.set(Listening::Refused);
                     }
                 } else {
-                    new.push(Arc::clone(topic.name()));
+                    new.push(topic.channel().clone());
                 }
             }
             for batch in batches(&new, session.batch()) {
@@ -206,20 +203,20 @@ impl Hub {
     async fn subscribe(
         &mut self,
         session: &Session,
-        batch: Vec<Arc<str>>,
-        live: &mut BTreeSet<Arc<str>>,
+        batch: Vec<Channel>,
+        live: &mut BTreeSet<Channel>,
     ) -> Result<(), Cause> {
         let mut refusals = 0;
         let mut rest = vec![batch];
         while let Some(mut batch) = rest.pop() {
             let Some(words) = session.subscribe(&batch).await? else {
-                for name in batch {
-                    // By name: the topic may be another by now.
-                    if let Some(topic) = self.shared.topics.get(&name) {
+                for channel in batch {
+                    // By channel: the topic may be another by now.
+                    if let Some(topic) = self.shared.topics.get(&channel) {
                         topic.set(Listening::Live);
                         topic.wake();
                     }
-                    live.insert(name);
+                    live.insert(channel);
                 }
                 continue;
             };
@@ -247,11 +244,11 @@ impl Hub {
             }
             self.warn(&words);
             let again = later(self.shared.env.now(), ASK_AGAIN);
-            for name in batch {
-                if let Some(topic) = self.shared.topics.get(&name) {
+            for channel in batch {
+                if let Some(topic) = self.shared.topics.get(&channel) {
                     topic.set(Listening::Refused);
                 }
-                self.refused.insert(name, again);
+                self.refused.insert(channel, again);
             }
         }
         Ok(())
@@ -265,7 +262,8 @@ impl Hub {
 
     fn warn(&mut self, words: &str) {
         if !std::mem::replace(&mut self.warned, true) {
-            let channel = self.shared.config.scheme.channel("");
+            let channel = Channel::Lock(Arc::from(""));
+            let channel = self.shared.config.scheme.channel(&channel);
             let prefix = channel.split('{').next().unwrap_or_default();
             tracing::warn!(target: "leasehold", server = words,
                 "the server refuses to tell of releases, waiters will poll: the user needs \
@@ -280,9 +278,9 @@ impl Hub {
 struct Session {
     shared: Arc<Shared>,
     client: Client,
-    /// Names by channel, from before it is subscribed until after it is unsubscribed. `x` and `{x}`
-    /// share one, as with Redisson.
-    names: Mutex<HashMap<String, BTreeSet<Arc<str>>>>,
+    /// Channels by what they are called on the wire, from before that is subscribed until after it is
+    /// unsubscribed. `x` and `{x}` share one, as with Redisson.
+    by_wire: Mutex<HashMap<String, BTreeSet<Channel>>>,
     tokens: AtomicU64,
 }
 
@@ -293,9 +291,9 @@ impl Session {
         loop {
             match messages.recv().await {
                 Ok(message) => {
-                    let names = self.names.lock().get(&*message.channel).cloned();
-                    for name in names.into_iter().flatten() {
-                        if let Some(topic) = topics.get(&name) {
+                    let channels = self.by_wire.lock().get(&*message.channel).cloned();
+                    for channel in channels.into_iter().flatten() {
+                        if let Some(topic) = topics.get(&channel) {
                             topic.wake();
                         }
                     }
@@ -315,55 +313,55 @@ impl Session {
         self.shared.publish == Publish::Sharded
     }
 
-    /// Names per command. Sharded: fred mixes up replies with more than one.
+    /// Channels per command. Sharded: fred mixes up replies with more than one.
     fn batch(&self) -> usize {
-        if self.sharded() { 1 } else { BATCH_NAMES }
+        if self.sharded() { 1 } else { BATCH_CHANNELS }
     }
 
     /// `Some` of the server's words when it refuses.
-    async fn subscribe(&self, names: &[Arc<str>]) -> Result<Option<String>, Cause> {
-        let channels = self.channels(names);
+    async fn subscribe(&self, channels: &[Channel]) -> Result<Option<String>, Cause> {
+        let wires = self.wires(channels);
         {
-            let mut known = self.names.lock();
-            for (channel, name) in channels.iter().zip(names) {
-                let names = known.entry(channel.clone()).or_default();
-                names.insert(Arc::clone(name));
+            let mut known = self.by_wire.lock();
+            for (wire, channel) in wires.iter().zip(channels) {
+                let all = known.entry(wire.clone()).or_default();
+                all.insert(channel.clone());
             }
         }
         let client = self.client.with_options(&self.options());
         let refused = if self.sharded() {
             // Answered by itself, error or not.
-            self.bounded(client.ssubscribe(channels.clone())).await?
+            self.bounded(client.ssubscribe(wires.clone())).await?
         } else {
-            match self.bounded(client.subscribe(channels.clone())).await? {
+            match self.bounded(client.subscribe(wires.clone())).await? {
                 None => self.confirm().await?,
                 refused => refused,
             }
         };
         if refused.is_some() {
-            self.forget(names);
+            self.forget(channels);
         }
         Ok(refused)
     }
 
-    async fn unsubscribe(&self, names: &[Arc<str>]) -> Result<Option<String>, Cause> {
-        let channels = self.channels_of_these_alone(names);
+    async fn unsubscribe(&self, channels: &[Channel]) -> Result<Option<String>, Cause> {
+        let wires = self.wires_of_these_alone(channels);
         // Without a channel it would mean all of them.
-        if channels.is_empty() {
-            self.forget(names);
+        if wires.is_empty() {
+            self.forget(channels);
             return Ok(None);
         }
         let client = self.client.with_options(&self.options());
         let refused = if self.sharded() {
-            self.bounded(client.sunsubscribe(channels.clone())).await?
+            self.bounded(client.sunsubscribe(wires.clone())).await?
         } else {
-            self.bounded(client.unsubscribe(channels.clone())).await?
+            self.bounded(client.unsubscribe(wires.clone())).await?
         };
         let refused = match refused {
             None => self.confirm().await?,
             refused => refused,
         };
-        self.forget(names);
+        self.forget(channels);
         Ok(refused)
     }
 
@@ -427,32 +425,35 @@ impl Session {
         one_attempt(self.shared.config.command_timeout)
     }
 
-    fn channels(&self, names: &[Arc<str>]) -> Vec<String> {
+    fn wires(&self, channels: &[Channel]) -> Vec<String> {
         let scheme = &self.shared.config.scheme;
-        names.iter().map(|name| scheme.channel(name)).collect()
-    }
-
-    /// The channels on which nobody else is left to listen.
-    fn channels_of_these_alone(&self, names: &[Arc<str>]) -> Vec<String> {
-        let known = self.names.lock();
-        let mut channels = self.channels(names);
-        channels.sort_unstable();
-        channels.dedup();
-        channels.retain(|channel| {
-            known
-                .get(channel)
-                .is_none_or(|all| all.iter().all(|name| names.contains(name)))
-        });
         channels
+            .iter()
+            .map(|channel| scheme.channel(channel))
+            .collect()
     }
 
-    fn forget(&self, names: &[Arc<str>]) {
-        let mut known = self.names.lock();
-        for (channel, name) in self.channels(names).into_iter().zip(names) {
-            if let Some(all) = known.get_mut(&channel) {
-                all.remove(name);
+    /// Those on which nobody else is left to listen.
+    fn wires_of_these_alone(&self, channels: &[Channel]) -> Vec<String> {
+        let known = self.by_wire.lock();
+        let mut wires = self.wires(channels);
+        wires.sort_unstable();
+        wires.dedup();
+        wires.retain(|wire| {
+            known
+                .get(wire)
+                .is_none_or(|all| all.iter().all(|channel| channels.contains(channel)))
+        });
+        wires
+    }
+
+    fn forget(&self, channels: &[Channel]) {
+        let mut known = self.by_wire.lock();
+        for (wire, channel) in self.wires(channels).into_iter().zip(channels) {
+            if let Some(all) = known.get_mut(&wire) {
+                all.remove(channel);
                 if all.is_empty() {
-                    known.remove(&channel);
+                    known.remove(&wire);
                 }
             }
         }
@@ -473,18 +474,19 @@ fn echoes(reply: &Value, token: &str) -> bool {
     reply.is_some_and(|reply| reply.as_str().is_some_and(|text| text == token))
 }
 
-/// Pieces of at most `most` names, and not too many bytes, for one command each.
-fn batches(names: &[Arc<str>], most: usize) -> Vec<Vec<Arc<str>>> {
+/// Pieces of at most `most` channels, and not too many bytes, for one command each.
+fn batches(channels: &[Channel], most: usize) -> Vec<Vec<Channel>> {
     let mut batches = Vec::new();
     let mut batch = Vec::new();
     let mut bytes = 0;
-    for name in names {
-        if batch.len() == most || bytes + name.len() > BATCH_BYTES && !batch.is_empty() {
+    for channel in channels {
+        let length = channel.name().len();
+        if batch.len() == most || bytes + length > BATCH_BYTES && !batch.is_empty() {
             batches.push(std::mem::take(&mut batch));
             bytes = 0;
         }
-        bytes += name.len();
-        batch.push(Arc::clone(name));
+        bytes += length;
+        batch.push(channel.clone());
     }
     if !batch.is_empty() {
         batches.push(batch);
@@ -495,7 +497,7 @@ fn batches(names: &[Arc<str>], most: usize) -> Vec<Vec<Arc<str>>> {
 /// Messages that may wait to be read; more, and everybody is woken instead.
 const MESSAGES: usize = 1024;
 
-const BATCH_NAMES: usize = 500;
+const BATCH_CHANNELS: usize = 500;
 const BATCH_BYTES: usize = 64 * 1024;
 
 /// While somebody listens: how soon a dead connection is noticed, together with a command timeout.
