@@ -28,6 +28,7 @@ use axum::routing::post;
 use leasehold::{Error, LockClient, LockContext};
 use tokio::net::TcpListener;
 use tokio::sync::Mutex;
+use tokio_util::sync::CancellationToken;
 
 /// The service keeps the client; locks and contexts are made per request.
 #[derive(Clone)]
@@ -125,12 +126,27 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         "listening on {}, Ctrl-C or SIGTERM to stop",
         listener.local_addr()?
     );
-    axum::serve(listener, router)
-        .with_graceful_shutdown(told_to_stop())
-        .await?;
+    let stop = CancellationToken::new();
+    let serving =
+        axum::serve(listener, router).with_graceful_shutdown(stop.clone().cancelled_owned());
+    let serving = async { serving.await };
+    tokio::pin!(serving);
+    tokio::select! {
+        ended = &mut serving => return Ok(ended?),
+        () = told_to_stop() => {}
+    }
 
-    // First serve out, then close: what is still held is released, and leases need not run out.
-    let report = locks.close(Duration::from_secs(5)).await;
+    // Both at once: requests that wait for a lock are told, those that hold one finish, and what is still
+    // held after five seconds is told and released, so that leases need not run out.
+    stop.cancel();
+    let deadline = Duration::from_secs(5);
+    let (report, served) = tokio::join!(
+        locks.close(deadline),
+        tokio::time::timeout(deadline, &mut serving)
+    );
     println!("locks closed: {report:?}");
+    if served.is_err() {
+        println!("some requests were not served out");
+    }
     Ok(())
 }

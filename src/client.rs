@@ -160,7 +160,8 @@ impl LockClient {
 
     /// Ends the client in order, within `deadline`.
     ///
-    /// No acquisition starts any more, and waiters get [`Error::Closed`]. Guards that are alive have
+    /// No acquisition starts any more, and waiters get [`Error::Closed`]; a flow of work that holds a lock can
+    /// still re-enter that one, to finish what it is at. Guards that are alive have
     /// until the deadline, less one command timeout, to be released by their owners; the rest are
     /// first told that they are lost ([`LossReason::ClientClosed`](crate::LossReason::ClientClosed)),
     /// then released. Posted releases are waited for.
@@ -361,7 +362,8 @@ impl LockClientBuilder {
         self
     }
 
-    /// Longest time for one attempt to connect: 500 ms by default.
+    /// How long [`build`](Self::build) tries to connect, and how long one attempt may take at any later time:
+    /// 500 ms by default. A service that may start before its server sets it to some seconds.
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
         self.config.connect_timeout = timeout;
         self
@@ -373,8 +375,8 @@ impl LockClientBuilder {
         self
     }
 
-    /// How long token counters outlive their last use: one hour by default, at least two leases;
-    /// `None` for ever, needed where Java's fenced lock shares the name.
+    /// How long token counters outlive their last use, and at most half as long again: one hour by default,
+    /// at least two leases; `None` for ever, needed where Java's fenced lock shares the name.
     pub fn token_retention(mut self, retention: Option<Duration>) -> Self {
         self.config.token_retention = retention;
         self
@@ -492,7 +494,7 @@ impl fmt::Debug for LockClientBuilder {
 fn not_connected(failure: ConnectFailure, hosts: &str) -> Error {
     match failure {
         ConnectFailure::Refused(refusal) if refusal.kind == RefusalKind::Denied => Error::Denied {
-            subject: format!("connecting to {hosts}"),
+            subject: format!("the server at {hosts}"),
             source: refusal.message.into(),
         },
         ConnectFailure::Refused(refusal) => Error::config(format!(
@@ -500,7 +502,7 @@ fn not_connected(failure: ConnectFailure, hosts: &str) -> Error {
             refusal.message
         )),
         ConnectFailure::Unreachable(cause) => Error::Unreachable {
-            subject: format!("connecting to {hosts}"),
+            subject: format!("the server at {hosts}"),
             source: cause.into(),
         },
         ConnectFailure::Closed => Error::Closed,

@@ -60,7 +60,8 @@ pub enum PubSub {
     Sharded,
     /// Publishes both ways, listens plainly: for a fleet in which others listen either way.
     Both,
-    /// No messages: waiters poll.
+    /// No messages, neither heard nor sent: waiters of this client poll, and those of others hear nothing of its
+    /// releases, so they get fewer turns than it has.
     Off,
 }
 

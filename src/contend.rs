@@ -6,7 +6,7 @@
 //!
 //! A grant is an *offer* to the first in line who answers: it wakes the waiter, who claims it when
 //! polled. What is not claimed within a moment goes to the next. So a waiter whose future is not
-//! polled holds up nobody and holds nothing, and keeps its place.
+//! polled holds up nobody for long and holds nothing, and keeps its place.
 //!
 //! 1. An offer is never renewed, and at the claim its deadline is checked again.
 //! 2. A waiter that leaves with an offer in its hands passes it on.
@@ -47,6 +47,12 @@ use crate::store::topic::{Listening, Subscription};
 use crate::store::{Answer, Belief, Cause, Op, OwnerId, Verb};
 use crate::sync::{Mutex, Notify};
 use crate::watchdog::{Appointment, Timed};
+
+/// Command timeouts after which a hand-off without an answer becomes a release.
+const HAND_OFF_TRIES: u32 = 3;
+
+/// Waiters that one grant is offered to, at most.
+const MOST_OFFERS: u32 = 8;
 
 /// The lines of one client, by kind and name.
 #[derive(Default)]
@@ -347,6 +353,11 @@ impl Ticket {
                 if let Some(level) = hold.claim(&self.waiter.wish.terms) {
                     self.claimed = true;
                     let waited = self.line.claimed(&self.waiter, &hold) || waited;
+                    // `close` lists the holds after it has said so: what it cannot have seen ends here.
+                    if self.line.engine.closing.is_cancelled() {
+                        hold.leave(level, None);
+                        return Poll::Ready(Err(Error::Closed));
+                    }
                     let waited = waited.then(|| self.line.engine.now() - self.waiter.joined);
                     observe::acquired(
                         &self.line.engine,
@@ -393,10 +404,7 @@ impl Ticket {
         if let Some(trouble) = trouble {
             return trouble.error(name);
         }
-        Error::TimedOut {
-            name: name.to_string(),
-            waited,
-        }
+        self.line.engine.timed_out(self.line.kind, name, waited)
     }
 }
 
@@ -424,7 +432,7 @@ impl Trouble {
             }
         } else {
             Error::Unreachable {
-                subject: format!("lock `{name}`"),
+                subject: format!("the server for lock `{name}`"),
                 source,
             }
         }
@@ -617,7 +625,11 @@ impl Line {
             reply,
         };
         let timeout = engine.config.command_timeout_for(lease);
-        let job = Job::new(op, timeout, hold.term_deadline(), Box::new(requester));
+        // Not as long as the lease of who left it: those in line are to hear of a silent server in time.
+        let patience = later(now, HAND_OFF_TRIES * timeout);
+        let give_up = hold.term_deadline().min(patience);
+        hold.may_last(later(now, timeout + lease));
+        let job = Job::new(op, timeout, give_up, Box::new(requester));
         engine.dispatcher.post(job);
     }
 
@@ -633,7 +645,9 @@ impl Line {
                 state.heard = Some(now);
             }
         }
-        let Some(hold) = granted else { return };
+        let Some(hold) = granted else {
+            return self.try_now();
+        };
         if seeded(Bug::HandOffStranded) && self.is_empty() {
             return;
         }
@@ -934,7 +948,9 @@ impl Line {
     /// An offer came back: to the next who answers, else to the server.
     fn pass_on(self: &Arc<Self>, hold: &Arc<Hold>) {
         self.state.lock().offered = false;
-        if !(hold.worth_offering() && self.offer(hold, hold.lease())) {
+        // A line in which nobody answers may not keep it from others.
+        let again = hold.offered_again() < MOST_OFFERS && hold.worth_offering();
+        if !(again && self.offer(hold, hold.lease())) {
             hold.discard();
         }
         self.serve_the_rest();
@@ -1267,13 +1283,7 @@ impl Line {
             state.hint_at = Some(later(now, head.wish.terms.lease / 3));
             state.hinted
         };
-        let own = self
-            .engine
-            .watchdog
-            .holds()
-            .into_iter()
-            .find(|hold| hold.kind == self.kind && hold.name == self.name);
-        if let Some(hold) = own
+        if let Some(hold) = self.engine.own_hold(self.kind, &self.name)
             && hinted != Some(hold.owner)
             && now >= later(hold.since(), head.wish.terms.lease)
         {
@@ -1434,21 +1444,23 @@ impl Requester for HandOff {
                     hold.release_done(&outcome, reply);
                     return;
                 }
+                // Refused, be it half-way: a rule that forbids one command lets others pass.
                 answered.open_until_us
             }
             Outcome::Failed(Failure::Unanswered { open_until_us, .. }) => Some(*open_until_us),
-            Outcome::Failed(Failure::NotSent(_)) => None,
+            Outcome::Failed(Failure::NotSent(_)) => {
+                line.handed_off(None);
+                hold.post_release(reply);
+                return;
+            }
             Outcome::Failed(Failure::Closed) => {
                 line.handed_off(None);
                 hold.release_done(&outcome, reply);
                 return;
             }
         };
-        // Refused, not wanted any more, or without an answer: whoever has it of the two, it is freed.
+        // Whoever has it of the two, it is freed.
         line.handed_off(None);
-        match open_until_us {
-            Some(open_until_us) => hold.release_with(to, lease, open_until_us, reply),
-            None => hold.post_release(reply),
-        }
+        hold.release_with(to, lease, open_until_us, reply);
     }
 }

@@ -162,8 +162,9 @@ impl Job {
             .is_none_or(|requester| requester.wanted())
     }
 
-    fn is_acquire(&self) -> bool {
-        matches!(self.op.verb, Verb::Acquire { .. })
+    /// Whether it may make a hold, not only enter one again.
+    fn begins(&self) -> bool {
+        matches!(self.op.verb, Verb::Acquire { count: 1, .. })
     }
 
     fn queue(&self) -> Queue {
@@ -366,7 +367,7 @@ impl Dispatcher {
         let mut overtaken = VecDeque::new();
         {
             let mut state = self.state.lock();
-            if state.ended || (state.closing && job.is_acquire()) {
+            if state.ended || (state.closing && job.begins()) {
                 drop(state);
                 job.tell(Outcome::Failed(Failure::Closed));
                 return;
@@ -421,7 +422,7 @@ impl Dispatcher {
         }
     }
 
-    /// Takes no more acquisitions. In one step with posting: none can slip in between the last look at
+    /// Takes no more acquisitions but of holds that there are. In one step with posting: none can slip in between the last look at
     /// what is under way and the end, and be granted to nobody.
     pub(crate) fn refuse_acquires(&self) {
         self.state.lock().closing = true;
@@ -535,18 +536,22 @@ impl Dispatcher {
         let jobs = {
             let mut state = self.state.lock();
             state.wake_delayed(now);
-            state.take(now, &mut dropped)
+            let jobs = state.take(now, &mut dropped);
+            // Whoever is told may post what follows: until then nothing is idle.
+            state.in_flight += dropped.len();
+            jobs
         };
-        let something_ended = !dropped.is_empty();
+        let ended = dropped.len();
         for mut job in dropped {
             self.leave_lane(&job);
             let failure = job.failure();
             job.tell(Outcome::Failed(failure));
         }
+        if ended > 0 {
+            self.state.lock().in_flight -= ended;
+            self.tell_if_idle();
+        }
         if jobs.is_empty() {
-            if something_ended {
-                self.tell_if_idle();
-            }
             return None;
         }
         Some(self.flight(jobs))

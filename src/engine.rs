@@ -17,10 +17,15 @@ use crate::dispatch::Dispatcher;
 use crate::env::{SharedEnv, later};
 use crate::error::Error;
 use crate::guard::LossReason;
+use crate::hold::Hold;
+use crate::kind::Kind;
 use crate::observe;
 use crate::store::{Health, OwnerId, Store, TokenRule};
 use crate::sync::{AtomicUsize, Mutex, Notify};
 use crate::watchdog::Watchdog;
+
+/// With more holds than this, none is looked for by its name.
+const FEW_HOLDS: usize = 1024;
 
 /// The inside of one client. Its background tasks hold it; users hold a [`Handle`].
 pub(crate) struct Engine {
@@ -131,6 +136,24 @@ impl Engine {
         } else {
             Ok(())
         }
+    }
+
+    /// What a caller is told who waited for somebody else's hold.
+    pub(crate) fn timed_out(&self, kind: Kind, name: &Arc<str>, waited: Duration) -> Error {
+        Error::TimedOut {
+            name: name.to_string(),
+            waited,
+            own_client: self.own_hold(kind, name).is_some(),
+        }
+    }
+
+    /// A hold of this client, if it has one and not so many that the search would cost.
+    pub(crate) fn own_hold(&self, kind: Kind, name: &Arc<str>) -> Option<Arc<Hold>> {
+        if self.grants.live.load(Ordering::Relaxed) > FEW_HOLDS {
+            return None;
+        }
+        let own = |hold: &Arc<Hold>| hold.kind == kind && hold.name == *name && hold.is_held();
+        self.watchdog.holds().into_iter().find(own)
     }
 
     /// A hold was granted: it is on offer, or held.

@@ -13,13 +13,16 @@ pub type Source = Box<dyn std::error::Error + Send + Sync + 'static>;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The wait budget ran out while others held the lock. Nothing is held; waiting again is safe.
-    #[error("lock `{name}` not granted within {waited:.1?}: others hold it")]
+    /// The wait budget ran out while somebody else held the lock. Nothing is held; waiting again is safe.
+    #[error("lock `{name}` not granted within {waited:.1?}: {}", holder(*.own_client))]
     TimedOut {
         /// The lock.
         name: String,
         /// How long the caller waited.
         waited: Duration,
+        /// Another flow of work of this same client holds it: if it is the caller's own, a lock made from its
+        /// [`LockContext`](crate::LockContext) re-enters. Looked for where a client holds few locks (1024).
+        own_client: bool,
     },
 
     /// The hold is over although its guards are still there. What it protected may be in other
@@ -33,9 +36,9 @@ pub enum Error {
     },
 
     /// The server could not be reached, and nothing was done. Trying again later is safe.
-    #[error("cannot reach the server for {subject}")]
+    #[error("cannot reach {subject}")]
     Unreachable {
-        /// What it was wanted for: a lock by name, or connecting.
+        /// Which server, or for which lock.
         subject: String,
         /// What the connection said last.
         #[source]
@@ -67,9 +70,9 @@ pub enum Error {
     },
 
     /// The server's access rules forbid it. Nothing is held. The source names the missing permission.
-    #[error("access denied by the server for {subject}")]
+    #[error("access denied by {subject}")]
     Denied {
-        /// What it was wanted for: a lock by name, or connecting.
+        /// Which server, or for which lock.
         subject: String,
         /// What the server said.
         #[source]
@@ -97,6 +100,15 @@ pub enum Error {
         /// What is wrong and what would be right.
         problem: String,
     },
+}
+
+/// Who holds what was waited for.
+fn holder(own_client: bool) -> &'static str {
+    if own_client {
+        "another flow of work of this client holds it (pass on the context to re-enter)"
+    } else {
+        "others hold it"
+    }
 }
 
 impl Error {

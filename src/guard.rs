@@ -327,7 +327,7 @@ impl LockGuard {
             }) => Err(refused(name(), operation, refusal)),
             Outcome::Answered(_) | Outcome::Failed(Failure::Closed) => Err(Error::Closed),
             Outcome::Failed(Failure::NotSent(cause)) => Err(Error::Unreachable {
-                subject: format!("lock `{}`", self.hold.name),
+                subject: format!("the server for lock `{}`", self.hold.name),
                 source: cause.into(),
             }),
             Outcome::Failed(Failure::Unanswered { cause, .. }) => Err(Error::Indeterminate {

@@ -85,6 +85,10 @@ struct State {
     /// When to say that the renewal under way is late.
     late_at: Option<Instant>,
     told_late: bool,
+    /// This client is about to remove it by force.
+    forced: bool,
+    /// How often it was on offer.
+    offers: u32,
     /// The watchdog's renewal is under way.
     renewing: bool,
     /// The longest lease that was asked for and is not confirmed: the server's may be that long,
@@ -177,6 +181,8 @@ impl Hold {
                 renew_at: None,
                 late_at: None,
                 told_late: false,
+                forced: false,
+                offers: 0,
                 renewing: false,
                 asked: None,
                 appointment: None,
@@ -366,15 +372,22 @@ impl Hold {
 
     /// The same; an error if it had ended before, with the reason if it was lost.
     fn end_belief(&self, reason: LossReason) -> Result<(), Option<LossReason>> {
-        let (appointment, term) = {
+        let (appointment, term, reason) = {
             let mut state = self.state.lock();
+            // What a renewal finds gone meanwhile is gone for that reason.
+            let reason = match reason {
+                LossReason::KeyGone | LossReason::TakenByOther if state.forced => {
+                    LossReason::Forced
+                }
+                other => other,
+            };
             match state.phase {
                 Phase::Held => {}
                 Phase::Lost(earlier) => return Err(Some(earlier)),
                 Phase::Offered | Phase::Releasing | Phase::Ended => return Err(None),
             }
             state.phase = Phase::Lost(reason);
-            (state.appointment.take(), state.term)
+            (state.appointment.take(), state.term, reason)
         };
         if let Some(appointment) = appointment {
             self.engine.watchdog.cancel(appointment);
@@ -479,6 +492,11 @@ impl Hold {
         }
         self.post_release(None);
         self.engine.grant_ends();
+    }
+
+    /// This client is about to remove it by force, or did not.
+    pub(crate) fn expect_force(&self, forced: bool) {
+        self.state.lock().forced = forced;
     }
 
     /// On the client's `close`: tells the holder first, then releases what he may no longer use.
@@ -592,18 +610,32 @@ impl Hold {
         self.state.lock().term.deadline
     }
 
+    /// Counts one more offer of it to somebody in line. How many that are.
+    pub(crate) fn offered_again(&self) -> u32 {
+        let mut state = self.state.lock();
+        state.offers += 1;
+        state.offers
+    }
+
+    /// The server may keep it, or its successor, until then.
+    pub(crate) fn may_last(&self, until: Instant) {
+        let mut state = self.state.lock();
+        state.term.end = state.term.end.max(until);
+    }
+
     /// Releases this hold and, in the same operation, the one it may have been handed on to: a hand-off
-    /// that was sent may have been done, or may yet run until the server's clock passes `open_until_us`.
+    /// that was sent may have been done, also by half if it was refused, or may yet run until the server's
+    /// clock passes `open_until_us`.
     pub(crate) fn release_with(
         self: &Arc<Self>,
         to: OwnerId,
         lease: Duration,
-        open_until_us: u64,
+        open_until_us: Option<u64>,
         reply: Option<oneshot::Sender<ReleaseOutcome>>,
     ) {
         {
             let mut state = self.state.lock();
-            state.open_until_us = state.open_until_us.max(Some(open_until_us));
+            state.open_until_us = state.open_until_us.max(open_until_us);
             state.asked = state.asked.max(Some(lease));
         }
         self.post_release_of(Some(to), reply);
@@ -1106,6 +1138,8 @@ mod tests {
                     renew_at: due.map(|due| later(since, due)),
                     late_at: None,
                     told_late: false,
+                    forced: false,
+                    offers: 0,
                     renewing: false,
                     asked: None,
                     appointment: None,

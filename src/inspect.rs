@@ -99,6 +99,11 @@ pub(crate) async fn force_release(
                 owner: owner.clone(),
             },
         };
+        let own = engine.watchdog.holds().into_iter();
+        let own = own.into_iter().find(|hold| hold.owner.to_string() == owner);
+        if let Some(hold) = &own {
+            hold.expect_force(true);
+        }
         let (reply, answer) = oneshot::channel();
         let timeout = engine.config.command_timeout;
         let give_up = later(engine.now(), timeout);
@@ -117,9 +122,7 @@ pub(crate) async fn force_release(
                     if answer == Answer::Removed || unanswered_since.is_some() =>
                 {
                     removed = true;
-                    let own = engine.watchdog.holds().into_iter();
-                    if let Some(hold) = own.into_iter().find(|hold| hold.owner.to_string() == owner)
-                    {
+                    if let Some(hold) = &own {
                         hold.lose(LossReason::Forced);
                     }
                     engine.queues.freed(kind, name, 0);
@@ -158,7 +161,7 @@ async fn look(
 fn no_reply(name: &str, operation: &'static str, no: NoReply) -> Error {
     match no {
         NoReply::NotSent(cause) => Error::Unreachable {
-            subject: format!("lock `{name}`"),
+            subject: format!("the server for lock `{name}`"),
             source: cause.into(),
         },
         NoReply::Unanswered { cause, .. } => unanswered(name, operation, cause),

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 
 use crate::config::validate_lease;
 use crate::contend::{Claimed, Wish};
@@ -213,6 +214,33 @@ impl Lock {
         F: AsyncFnOnce(&LockGuard) -> Result<T, E>,
     {
         let guard = self.acquire().await?;
+        self.work(guard, work).await
+    }
+
+    /// As [`run`](Self::run), but waits for the lock for at most `timeout`, as
+    /// [`acquire_timeout`](Self::acquire_timeout) does. The work may take as long as it likes.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`acquire_timeout`](Self::acquire_timeout) and of `work`, and [`Error::Lost`].
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`run`](Self::run).
+    pub async fn run_timeout<T, E, F>(&mut self, timeout: Duration, work: F) -> Result<T, E>
+    where
+        E: From<Error>,
+        F: AsyncFnOnce(&LockGuard) -> Result<T, E>,
+    {
+        let guard = self.acquire_timeout(timeout).await?;
+        self.work(guard, work).await
+    }
+
+    async fn work<T, E, F>(&self, guard: LockGuard, work: F) -> Result<T, E>
+    where
+        E: From<Error>,
+        F: AsyncFnOnce(&LockGuard) -> Result<T, E>,
+    {
         let done = guard.run(work(&guard)).await?;
         let value = done?;
         match guard.release().await {
@@ -263,17 +291,19 @@ impl Lock {
     async fn enter(&self, budget: Budget) -> Result<Option<LockGuard>, Error> {
         let terms = self.terms()?;
         let engine = self.engine();
-        engine.ensure_open()?;
         let started = engine.now();
         let place = self.flow.place(self.kind, &self.name);
         let gate = match budget {
             Budget::Once => place.try_enter(),
             Budget::Unlimited | Budget::Until(_) => {
-                let entered = self.within(budget, place.enter()).await?;
+                let entered = self.within(&engine.stopped, budget, place.enter()).await?;
                 Some(entered.ok_or_else(|| self.behind_own_flow(started))?)
             }
         };
-        let Some(_gate) = gate else { return Ok(None) };
+        let Some(_gate) = gate else {
+            engine.ensure_open()?;
+            return Ok(None);
+        };
         if let Some(hold) = place.hold() {
             match hold.enter(&terms) {
                 Entered::Level { level, depth } => {
@@ -290,6 +320,7 @@ impl Lock {
                 Entered::Over => {}
             }
         }
+        engine.ensure_open()?;
         let Some((hold, level)) = self.first(&terms, budget).await? else {
             return Ok(None);
         };
@@ -314,7 +345,10 @@ impl Lock {
         let permits = Arc::clone(&engine.permits);
         let permit = match Arc::clone(&permits).try_acquire_owned() {
             Ok(permit) => permit,
-            Err(_) => match self.within(budget, permits.acquire_owned()).await? {
+            Err(_) => match self
+                .within(&engine.closing, budget, permits.acquire_owned())
+                .await?
+            {
                 Some(Ok(permit)) => permit,
                 Some(Err(_)) => return Err(Error::Closed),
                 None => {
@@ -329,7 +363,7 @@ impl Lock {
             return Ok(None);
         };
         let claim = poll_fn(|cx| ticket.poll_claim(cx));
-        match self.within(budget, claim).await? {
+        match self.within(&engine.closing, budget, claim).await? {
             Some(claimed) => claimed,
             None => Err(ticket.out_of_time()),
         }
@@ -368,7 +402,7 @@ impl Lock {
             }
         };
         let outcome = self
-            .within(Budget::Until(give_up), answered)
+            .within(&engine.stopped, Budget::Until(give_up), answered)
             .await?
             .ok_or_else(|| unanswered(Cause::new("no answer in time")))??;
         match outcome {
@@ -409,16 +443,17 @@ impl Lock {
         }
     }
 
-    /// Awaits `future` for as long as the budget and the client last; `None` when the time is up.
+    /// Awaits `future` for as long as the budget lasts and nothing is over; `None` when the time is up.
     async fn within<T>(
         &self,
+        over: &CancellationToken,
         budget: Budget,
         future: impl Future<Output = T>,
     ) -> Result<Option<T>, Error> {
         let engine = self.engine();
         tokio::select! {
             biased;
-            () = engine.closing.cancelled() => Err(Error::Closed),
+            () = over.cancelled() => Err(Error::Closed),
             value = future => Ok(Some(value)),
             () = end_of(engine, budget) => Ok(None),
         }
@@ -433,15 +468,12 @@ impl Lock {
     }
 
     fn timed_out(&self, waited: Duration) -> Error {
-        Error::TimedOut {
-            name: self.name.to_string(),
-            waited,
-        }
+        self.engine().timed_out(self.kind, &self.name, waited)
     }
 
     fn unreachable(&self, cause: Cause) -> Error {
         Error::Unreachable {
-            subject: format!("lock `{}`", self.name),
+            subject: format!("the server for lock `{}`", self.name),
             source: cause.into(),
         }
     }
@@ -470,12 +502,12 @@ pub(crate) fn refused(name: String, operation: &'static str, refusal: Refusal) -
     match refusal.kind {
         RefusalKind::Conflict => Error::Conflict { name, source },
         RefusalKind::Denied => Error::Denied {
-            subject: format!("lock `{name}`"),
+            subject: format!("the server for lock `{name}`"),
             source,
         },
         RefusalKind::OutOfMemory => Error::OutOfMemory { name, source },
         RefusalKind::Unavailable => Error::Unreachable {
-            subject: format!("lock `{name}`"),
+            subject: format!("the server for lock `{name}`"),
             source,
         },
         RefusalKind::Other => Error::Indeterminate {

@@ -125,7 +125,13 @@ pub(crate) fn lost(
     if !Limiter::allows(engine) {
         return;
     }
-    let (name, remaining_ms) = (engine.loggable(name), remaining(engine, end));
+    let name = engine.loggable(name);
+    // How long the server may keep it from everybody yet.
+    let remaining_ms = if reason.may_be_on_server() {
+        remaining(engine, end)
+    } else {
+        0
+    };
     tracing::warn!(target: "leasehold", name, ?owner, %reason, remaining_ms, "lock lost");
 }
 
@@ -165,13 +171,23 @@ pub(crate) fn waiting_on_own_client(
     );
 }
 
+/// How long the same reason is not told again.
+const SAME_AGAIN: Duration = Duration::from_secs(30);
+
 /// Tells of the connection's changes until the client stops: one event each.
 pub(crate) async fn connection(engine: &Engine) {
     let mut health = engine.store.health();
     let mut was_up = false;
+    // What was told of the last loss, and whether its end is to be told.
+    let mut told: Option<(Arc<str>, Instant)> = None;
+    let mut quiet = false;
     loop {
         let now = health.borrow_and_update().clone();
         match now {
+            Health::Up { generation, .. } if quiet => {
+                was_up = true;
+                tracing::debug!(target: "leasehold", connection = generation, "reconnected to the server");
+            }
             Health::Up { generation, .. } if !was_up => {
                 was_up = true;
                 if generation > 1 {
@@ -183,7 +199,17 @@ pub(crate) async fn connection(engine: &Engine) {
             }
             Health::Down { why, .. } if was_up => {
                 was_up = false;
-                if engine.is_idle() {
+                // One that refuses, as a read-only server does, is tried again and again.
+                let now = engine.now();
+                quiet = told
+                    .as_ref()
+                    .is_some_and(|(before, at)| *before == why && now < later(*at, SAME_AGAIN));
+                if !quiet {
+                    told = Some((Arc::clone(&why), now));
+                }
+                if quiet {
+                    tracing::debug!(target: "leasehold", %why, "connection to the server lost");
+                } else if engine.is_idle() {
                     // Servers close connections on which nothing happens.
                     tracing::info!(target: "leasehold", %why, "idle connection to the server lost");
                 } else {

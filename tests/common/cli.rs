@@ -144,6 +144,11 @@ impl Cli {
         eventually(secs(10), &what, async || !self.exists(name).await).await;
     }
 
+    /// What the server's access rules have refused, kinds of it. Take a [`Server`](super::Server) of your own.
+    pub async fn refusals(&self) -> usize {
+        self.cmd(&["ACL", "LOG"]).await.list().len()
+    }
+
     /// Script calls since the server started, failed ones included. Counts for the whole server:
     /// take a [`Server`](super::Server) of your own.
     pub async fn script_calls(&self) -> i64 {

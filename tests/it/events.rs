@@ -305,6 +305,25 @@ async fn a_refusal_is_told_once() {
     .await;
 }
 
+/// A server that became a replica refuses each renewal, and is looked for again after each: told once.
+#[tokio::test]
+async fn a_server_that_refuses_again_and_again_is_told_once() {
+    let (log, _listening) = Log::listen();
+    let server = Server::start();
+    let client = client(&server.url(), secs(3)).await;
+    let guard = client.lock("job").acquire().await.unwrap();
+    server.cmd(&["REPLICAOF", "127.0.0.1", "1"]).await.ok();
+    guard.lost().cancelled().await;
+    log.until("lock lost").await;
+    let mut lost = log.of("connection to the server lost");
+    lost.retain(|told| told.level == Level::WARN);
+    assert_eq!(lost.len(), 1, "{lost:?}");
+    server.cmd(&["REPLICAOF", "NO", "ONE"]).await.ok();
+    drop(guard);
+    let again = client.lock("job").acquire_timeout(secs(10)).await;
+    assert!(again.is_ok(), "{again:?}");
+}
+
 /// Servers close connections on which nothing happens: no warning, while nothing is held.
 #[tokio::test]
 async fn an_idle_connection_that_is_closed_is_no_warning() {

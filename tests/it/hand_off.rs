@@ -5,9 +5,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
-use leasehold::{FencingToken, LockClient, LockGuard, ReleaseOutcome};
+use leasehold::{Error, FencingToken, LockClient, LockGuard, ReleaseOutcome};
 use tokio::task::JoinHandle;
 
+use crate::common::ruler::Ruler;
 use crate::common::*;
 use crate::support::{client_of, next, polled};
 
@@ -339,5 +340,174 @@ async fn closing_in_the_middle_of_a_hand_off_leaves_nothing() {
     held.release();
     let _ = closing.await.unwrap();
     server().cli().await.until_free(&name).await;
+    nothing_left(server(), &name).await;
+}
+
+/// A rule is withdrawn while the lock is handed on, and given back: what was done of it by half is undone
+/// by the release, and does not stay for a lease.
+async fn rule_withdrawn(command: &str) {
+    let server = Server::start();
+    let cli = server.cli().await;
+    let user = ["ACL", "SETUSER", "app", "on", ">pw", "~*", "&*", "+@all"];
+    cli.cmd(&user).await.ok();
+    let url = format!("redis://app:pw@127.0.0.1:{}", server.port());
+    let client = client_of(&url, secs(30)).await;
+    let other = client_of(&server.url(), secs(30)).await;
+    let name = unique_name();
+    let first = client.lock(name.as_str()).acquire().await.unwrap();
+    let next = waits(&client, &name);
+    cli.until_waiters(&name, 1).await;
+    let without = format!("-{command}");
+    cli.cmd(&["ACL", "SETUSER", "app", &without]).await.ok();
+    drop(first);
+    eventually(secs(10), "a refusal", async || cli.refusals().await > 0).await;
+    next.abort();
+    let with = format!("+{command}");
+    cli.cmd(&["ACL", "SETUSER", "app", &with]).await.ok();
+    let got = other.lock(name.as_str()).acquire_timeout(secs(15)).await;
+    assert!(got.is_ok(), "an orphan: {:?}", cli.hash_if_any(&name).await);
+}
+
+#[tokio::test]
+async fn hand_off_that_may_not_remove_the_old_hold_leaves_no_orphan() {
+    rule_withdrawn("hdel").await;
+}
+
+#[tokio::test]
+async fn hand_off_that_may_not_set_a_deadline_leaves_no_orphan() {
+    rule_withdrawn("pexpire").await;
+}
+
+/// The next in line wants a long lease, and whether it got the lock is not known: what the releaser is
+/// told covers that lease.
+#[tokio::test]
+async fn unconfirmed_covers_the_lease_of_the_next_in_line() {
+    let server = Server::start();
+    let proxy = Proxy::start(server.port());
+    let client = client_of(&proxy.url(), secs(3)).await;
+    let cli = server.cli().await;
+    let name = unique_name();
+    // Once before, so that the server knows the script, and the reply that is lost is an answer.
+    for lost in [false, true] {
+        let first = client.lock(name.as_str()).acquire().await.unwrap();
+        let mut lock = client.lock(name.as_str()).lease(secs(600));
+        let next = tokio::spawn(async move { lock.acquire().await });
+        cli.until_waiters(&name, 1).await;
+        if lost {
+            proxy.inject(Fault::reply(bytes(&name), Act::Swallow(Then::Discard)));
+        }
+        let outcome = first.release().await;
+        if !lost {
+            assert_eq!(outcome, ReleaseOutcome::Released);
+            drop(next.await.unwrap());
+            cli.until_free(&name).await;
+            continue;
+        }
+        proxy.refuse();
+        proxy.black_hole();
+        let left = cli.pttl(&name).await;
+        next.abort();
+        let ReleaseOutcome::Unconfirmed { at_most } = outcome else {
+            panic!("{outcome:?}")
+        };
+        assert!(left > 500_000, "{left}");
+        assert!(
+            at_most >= ms(left.unsigned_abs()),
+            "{at_most:?} < {left} ms"
+        );
+    }
+}
+
+/// The server falls silent while a lock goes from hand to hand: whoever waits hears of it after one
+/// default lease, however long the leases are that go round.
+async fn silence_is_told(lease: Duration, asked: Duration) {
+    let server = Server::start();
+    for round in 0..scaled(2, 12) {
+        let proxy = Proxy::start(server.port());
+        let client = client_of(&proxy.url(), lease).await;
+        let name = unique_name();
+        let turns = Arc::new(AtomicU64::new(0));
+        let tasks: Vec<_> = (0..12)
+            .map(|_| {
+                let (client, turns) = (client.clone(), Arc::clone(&turns));
+                let mut lock = client.lock(name.as_str());
+                if asked > lease {
+                    lock = lock.lease(asked);
+                }
+                tokio::spawn(async move {
+                    loop {
+                        match lock.acquire().await {
+                            Ok(guard) => drop(guard),
+                            Err(error) => return (Instant::now(), error),
+                        }
+                        turns.fetch_add(1, Ordering::Relaxed);
+                    }
+                })
+            })
+            .collect();
+        eventually(secs(30), "turns", async || {
+            turns.load(Ordering::Relaxed) > 60 + 17 * round
+        })
+        .await;
+        let ruler = Ruler::start();
+        let start = Instant::now();
+        if round % 2 == 0 {
+            proxy.black_hole();
+        } else {
+            proxy.cut(Then::Close);
+            proxy.refuse();
+        }
+        let told = tokio::time::timeout(secs(60), join_all(tasks)).await;
+        let told = told.expect("a hang").into_iter().map(Result::unwrap);
+        for (at, error) in told {
+            let outage = matches!(
+                error,
+                Error::Unreachable { .. } | Error::Indeterminate { .. }
+            );
+            assert!(outage, "{error:?}");
+            let after = at.duration_since(start);
+            assert!(after < lease + secs(1) + ruler.allowance(), "{after:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn silence_in_mid_chain_is_told_after_one_lease() {
+    silence_is_told(secs(2), secs(2)).await;
+}
+
+#[tokio::test]
+async fn silence_behind_a_long_fixed_lease_is_told_after_one_default_lease() {
+    silence_is_told(secs(2), secs(20)).await;
+}
+
+/// Waiters whose futures nobody polls keep another client out for some offers, not for one each.
+#[tokio::test]
+async fn a_line_in_which_nobody_answers_lets_others_in() {
+    let ruler = Ruler::start();
+    let (client, other) = (
+        client_of(&server().url(), LEASE).await,
+        client_of(&server().url(), LEASE).await,
+    );
+    let name = unique_name();
+    let first = client.lock(name.as_str()).acquire().await.unwrap();
+    let mut waiting = Vec::new();
+    for _ in 0..40 {
+        let mut lock = client.lock(name.as_str());
+        let mut waiter = Box::pin(async move { lock.acquire().await });
+        assert!(polled(1, &mut waiter).await.is_none());
+        waiting.push(waiter);
+    }
+    server().cli().await.until_waiters(&name, 1).await;
+    let start = Instant::now();
+    drop(first);
+    let got = other
+        .lock(name.as_str())
+        .acquire_timeout(secs(20))
+        .await
+        .unwrap();
+    let after = start.elapsed();
+    assert!(after < secs(2) + ruler.allowance(), "{after:?}");
+    drop((got, waiting));
     nothing_left(server(), &name).await;
 }

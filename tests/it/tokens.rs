@@ -138,7 +138,8 @@ async fn counter_at_its_end_is_a_conflict_and_never_repeats() {
     }
 }
 
-/// The counter goes when nobody has used it for long: an hour by default, never before twice a lease;
+/// The counter goes when nobody has used it for long: after an hour to an hour and a half by default, never
+/// before twice a lease;
 /// `None` keeps it, and what has no expiry (Java's) gets none.
 #[tokio::test]
 async fn counters_expire_after_their_retention_unless_they_are_to_stay() {
@@ -147,7 +148,7 @@ async fn counters_expire_after_their_retention_unless_they_are_to_stay() {
     let by_default = unique_name();
     hold_once(&client(server).await, &by_default).await;
     let left = cli.pttl(&token_key(&by_default)).await;
-    assert!((3_590_000..=3_600_000).contains(&left), "{left}");
+    assert!((3_600_000..=5_400_000).contains(&left), "{left}");
     let with = async |retention| {
         let builder = LockClient::builder().url(server.url());
         builder.token_retention(retention).build().await.unwrap()
@@ -155,7 +156,7 @@ async fn counters_expire_after_their_retention_unless_they_are_to_stay() {
     let short = unique_name();
     hold_once(&with(Some(ms(1))).await, &short).await;
     let left = cli.pttl(&token_key(&short)).await;
-    assert!((55_000..=60_000).contains(&left), "{left}");
+    assert!((60_000..=90_000).contains(&left), "{left}");
     let kept = unique_name();
     hold_once(&with(None).await, &kept).await;
     assert_eq!(cli.pttl(&token_key(&kept)).await, -1);

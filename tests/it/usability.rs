@@ -1,5 +1,7 @@
 //! Ownership is a value: it moves, it ends once, it belongs to nobody else. And how a client ends.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use leasehold::{Error, LockClient, LockContext, LockGuard, LossReason, ReleaseOutcome};
@@ -65,11 +67,11 @@ fn guards_wander_through_sixteen_threads() {
                     .unwrap();
                 for _ in 0..scaled(20, 500) {
                     let guard = own.block_on(client.lock(name.as_str()).acquire()).unwrap();
-                    assert!(!inside.swap(true, std::sync::atomic::Ordering::SeqCst));
+                    assert!(!inside.swap(true, Ordering::SeqCst));
                     give.send(guard).unwrap();
                     // Perhaps another thread's, if that was faster; there is only one at a time.
                     let guard = take.lock().unwrap().recv().unwrap();
-                    assert!(inside.swap(false, std::sync::atomic::Ordering::SeqCst));
+                    assert!(inside.swap(false, Ordering::SeqCst));
                     let outcome = own.block_on(guard.release());
                     assert_eq!(outcome, ReleaseOutcome::Released);
                 }
@@ -156,16 +158,16 @@ async fn re_entry_is_said_aloud_and_left_as_often_as_entered() {
         eventually(secs(2), "left", async || cli.count(&name).await == left).await;
     }
 
-    let inside = std::sync::Arc::new(std::sync::atomic::AtomicUsize::new(0));
+    let inside = Arc::new(AtomicUsize::new(0));
     let tasks = [0, 1].map(|_| {
         let (client, name, inside) = (client.clone(), name.clone(), inside.clone());
         tokio::spawn(async move {
             for _ in 0..scaled(200, 10_000) {
                 let guard = client.lock(name.as_str()).acquire().await.unwrap();
-                let before = inside.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+                let before = inside.fetch_add(1, Ordering::SeqCst);
                 assert_eq!(before, 0, "both inside");
                 tokio::task::yield_now().await;
-                inside.fetch_sub(1, std::sync::atomic::Ordering::SeqCst);
+                inside.fetch_sub(1, Ordering::SeqCst);
                 let _ = guard.release().await;
             }
         })
@@ -199,6 +201,21 @@ async fn errors_tell_the_next_step() {
     };
     told(error, true, false);
     assert!(*waited >= secs(1));
+    // Held by the caller's own client, which it has no other way to know; then by another's.
+    let says_own = |error: &Error| {
+        let Error::TimedOut { own_client, .. } = error else {
+            panic!("{error:?}");
+        };
+        assert_eq!(
+            *own_client,
+            error.to_string().contains("this client holds it")
+        );
+        *own_client
+    };
+    assert!(says_own(error));
+    let other = client_of(&server.url(), secs(3)).await;
+    let busy = other.lock(name.as_str()).acquire_timeout(ms(200)).await;
+    assert!(!says_own(&busy.unwrap_err()));
 
     server.cmd(&["DEL", &name]).await.ok();
     let lost = held.confirm().await.unwrap_err();
@@ -321,6 +338,125 @@ async fn close_ends_a_hundred_holders_and_waiters_in_order() {
     })
     .await;
     assert_eq!(log.count(&["ERROR"]), 0, "{}", log.text());
+}
+
+/// Work that holds a lock is finished while the client closes: it re-enters what it has, and gets nothing
+/// new.
+#[tokio::test]
+async fn close_lets_a_holder_enter_again() {
+    let server = server();
+    let client = client(server).await;
+    let name = unique_name();
+    let mut ctx = client.context();
+    let outer = ctx.lock(name.as_str()).acquire().await.unwrap();
+    let closing = tokio::spawn({
+        let client = client.clone();
+        async move { client.close(secs(20)).await }
+    });
+    let fresh = unique_name();
+    eventually(secs(5), "closing", async || {
+        let new = client.lock(fresh.as_str()).try_acquire().await;
+        matches!(new, Err(Error::Closed))
+    })
+    .await;
+    let inner = ctx.lock(name.as_str()).acquire().await.unwrap();
+    assert_eq!(server.cli().await.count(&name).await, Some(2));
+    let tried = ctx.lock(name.as_str()).try_acquire().await.unwrap();
+    assert_eq!(tried.expect("re-enters").depth(), 3);
+    assert!(matches!(
+        ctx.lock(fresh.as_str()).acquire().await,
+        Err(Error::Closed)
+    ));
+    drop((inner, outer));
+    let report = closing.await.unwrap();
+    assert_eq!((report.lost, report.unconfirmed), (0, 0));
+    assert!(matches!(
+        ctx.lock(name.as_str()).acquire().await,
+        Err(Error::Closed)
+    ));
+    nothing_left(server, &name).await;
+}
+
+/// However a client that closes and its callers meet: what was granted is told, and released.
+#[test]
+fn close_misses_no_hold() {
+    let server = Server::start();
+    for round in 0..scaled(12, 60) {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(4)
+            .enable_all()
+            .build()
+            .unwrap();
+        let prefix = unique_name();
+        let left = runtime.block_on(async {
+            let client = client(&server).await;
+            let got = Arc::new(AtomicUsize::new(0));
+            for i in 0..300 {
+                let (mut lock, got) = (client.lock(format!("{prefix}:{i}")), Arc::clone(&got));
+                tokio::spawn(async move {
+                    if let Ok(guard) = lock.acquire().await {
+                        got.fetch_add(1, Ordering::Relaxed);
+                        guard.lost().cancelled().await;
+                        std::future::pending::<()>().await;
+                    }
+                });
+            }
+            let aim = 20 + (round * 23) % 260;
+            while got.load(Ordering::Relaxed) < aim {
+                tokio::task::yield_now().await;
+            }
+            // No patience: all is told and released at once.
+            client.close(secs(1)).await;
+            let cli = server.cli().await;
+            let keys = cli.keys_with(&prefix).await.into_iter();
+            keys.filter(|key| !key.contains("token"))
+                .collect::<Vec<_>>()
+        });
+        assert!(left.is_empty(), "round {round}: {left:?}");
+        runtime.shutdown_timeout(ms(100));
+    }
+}
+
+/// A renewal that finds a hold gone which this client has just removed by force knows why.
+#[tokio::test(start_paused = true)]
+async fn forced_is_the_reason_also_at_the_moment_of_a_renewal() {
+    let client = LockClient::in_memory();
+    for at in [ms(9_999), secs(10), ms(10_001), secs(20)] {
+        let name = unique_name();
+        let guard = client.lock(name.as_str()).acquire().await.unwrap();
+        tokio::time::sleep(at).await;
+        assert!(client.force_release(name.as_str()).await.unwrap());
+        assert_eq!(guard.loss_reason(), Some(LossReason::Forced), "{at:?}");
+    }
+}
+
+/// One bound on the wait, none on the work.
+#[tokio::test]
+async fn run_with_a_bound_on_the_wait() {
+    let server = server();
+    let client = client(server).await;
+    let name = unique_name();
+    let done = client
+        .lock(name.as_str())
+        .run_timeout(secs(5), async |guard| {
+            tokio::time::sleep(ms(50)).await;
+            Ok::<_, Error>(guard.depth())
+        })
+        .await;
+    assert_eq!(done.unwrap(), 1);
+    let held = client.lock(name.as_str()).acquire().await.unwrap();
+    let mut ran = false;
+    let busy = client
+        .lock(name.as_str())
+        .run_timeout(ms(100), async |_| {
+            ran = true;
+            Ok::<_, Error>(())
+        })
+        .await;
+    assert!(matches!(busy, Err(Error::TimedOut { .. })), "{busy:?}");
+    assert!(!ran);
+    drop(held);
+    nothing_left(server, &name).await;
 }
 
 /// B88: a server that does not answer cannot hold up the end; the leases end by themselves.

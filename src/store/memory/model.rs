@@ -303,14 +303,27 @@ fn next_token(
         .counters
         .get(name)
         .is_some_and(|counter| counter.expires_ms.is_none());
-    let expires_ms = match rule.retention_ms {
-        Some(retention_ms) if !kept_for_ever => {
-            Some(now.after(retention_ms.max(lease_ms.saturating_mul(2))))
+    let expires_ms = match (rule.retention_ms, last) {
+        (_, Some(last)) if token == now.us && is_fresh(last, now, lease_ms, rule) => state
+            .counters
+            .get(name)
+            .and_then(|counter| counter.expires_ms),
+        (Some(retention_ms), _) if !kept_for_ever => {
+            let kept_ms = retention_ms.max(lease_ms.saturating_mul(2));
+            Some(now.after(kept_ms.saturating_add(kept_ms / 2)))
         }
         _ => None,
     };
     state.put_counter(name, token.to_string(), expires_ms);
     Ok(token)
+}
+
+/// Whether the counter was used before in this slice of time, a quarter of its retention: then its expiry
+/// is far enough away.
+fn is_fresh(last: u64, now: &Now, lease_ms: u64, rule: TokenRule) -> bool {
+    let retention_ms = rule.retention_ms.unwrap_or(0);
+    let slice_us = retention_ms.saturating_mul(250);
+    retention_ms >= lease_ms.saturating_mul(2) && last / slice_us == now.us / slice_us
 }
 
 /// Refuses a hash that is plainly no lock of this kind. Looks at small ones only.

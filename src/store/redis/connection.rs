@@ -81,7 +81,10 @@ impl Fault {
             {
                 Self::NotSent(Cause::new("the connection was lost"))
             }
-            ErrorKind::IO | ErrorKind::Protocol => Self::Unanswered(Cause::new(words)),
+            ErrorKind::IO => Self::Unanswered(Cause::new(words)),
+            ErrorKind::Protocol => Self::Unanswered(Cause::new(format!(
+                "what answered is no Redis server, or wants TLS: {words}"
+            ))),
             _ if is_error_reply(words) => Self::Server(words.to_owned()),
             _ => Self::Unanswered(Cause::new(words)),
         }

@@ -1179,7 +1179,7 @@ async fn commands_killed_every_20_ms_leave_no_double_work() {
     // The last kill may not have been noticed yet.
     let start = Instant::now();
     while let Err(failure) = submit(&store, call(acquire("after"), 500)).await {
-        assert!(start.elapsed() < SECOND, "{failure:?}");
+        assert!(start.elapsed() < 3 * SECOND, "{failure:?}");
     }
 }
 

@@ -22,7 +22,11 @@ local function hand_off(hash, counter, from, to, lease_ms, floor, retention_ms)
   end
   local token = next_token(counter, lease_ms, floor, retention_ms)
   call('HSET', hash, to, 1)
-  call('PEXPIRE', hash, lease_ms)
+  local expires = redis.pcall('PEXPIRE', hash, lease_ms)
+  if expires ~= 1 then -- refused: as it was, or both would have it
+    redis.pcall('HDEL', hash, to)
+    error(expires.err .. ' (PEXPIRE)', 0)
+  end
   call('HDEL', hash, from)
   return GRANTED, token, lease_ms
 end
