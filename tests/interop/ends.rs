@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use leasehold::{LossReason, ReleaseOutcome};
 
 use crate::java::{Java, Kind};
-use crate::{LEASE, common::*, ours};
+use crate::{LEASE, common::*, nothing_of_ours_left, ours};
 
 /// Long enough to be seen on a busy machine.
 const SHORT: Duration = secs(2);
@@ -47,7 +47,7 @@ async fn a_lease_that_ends_by_itself_is_followed_at_its_end() {
     assert_eq!(guard.release().await, lost);
     assert_eq!(theirs.hold_count().await, 1);
     theirs.unlock().ok().await;
-    nothing_left(server(), &name).await;
+    nothing_of_ours_left(&name).await;
 }
 
 /// SIGKILL of the JVM that holds: our waiter has the lock when the lease ends.
@@ -68,7 +68,7 @@ async fn a_killed_jvm_is_followed_within_its_lease() {
     let guard = waiting.await.unwrap();
     assert_in_time(killed.elapsed(), ruler);
     assert_eq!(guard.release().await, ReleaseOutcome::Released);
-    nothing_left(server(), &name).await;
+    nothing_of_ours_left(&name).await;
 }
 
 /// A process that holds the lock until it is killed.
@@ -103,7 +103,7 @@ async fn a_killed_rust_process_is_followed_within_its_lease() {
     let granted = waiting.ok().await;
     assert_in_time(granted.saturating_duration_since(killed), ruler);
     theirs.unlock().ok().await;
-    nothing_left(server(), &name).await;
+    nothing_of_ours_left(&name).await;
 }
 
 /// `forceUnlock` takes our hold away: we are told by the next renewal at the latest, with the reason; and
@@ -144,7 +144,7 @@ async fn a_forced_unlock_is_told_as_a_loss() {
     drop(guard);
     next.confirm().await.unwrap();
     drop(next);
-    nothing_left(server(), &name).await;
+    nothing_of_ours_left(&name).await;
 }
 
 /// `force_release` takes Java's hold away: its `unlock` says so, by an exception, and its waiter is woken.
@@ -174,5 +174,5 @@ async fn our_forced_release_is_an_illegal_monitor_state_there() {
     assert_eq!(others.hold_count().await, 1);
     others.unlock().ok().await;
     assert!(!rust.force_release(&*name).await.unwrap());
-    nothing_left(server(), &name).await;
+    nothing_of_ours_left(&name).await;
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use leasehold::{KeyScheme, LockClient, ReleaseOutcome};
 
 use crate::java::{Asked, Java, Kind};
-use crate::{LEASE, common::*, connected, ours};
+use crate::{LEASE, common::*, connected, nothing_of_ours_left, ours};
 
 /// Threads there, and tasks here.
 const EACH: usize = 4;
@@ -56,7 +56,7 @@ async fn no_update_is_lost_between_the_languages() {
     let n = scaled(250, 2500);
     assert_eq!(count(&java, &rust, &name, n).await, 2 * EACH * n);
     server().cmd(&["DEL", &token_key(&name)]).await.ok();
-    nothing_left(server(), &name).await;
+    nothing_of_ours_left(&name).await;
 }
 
 /// The test above proves something only if this loses updates: here each language has a lock of its own.

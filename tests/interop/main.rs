@@ -64,5 +64,17 @@ async fn connected(builder: impl Fn() -> LockClientBuilder) -> LockClient {
     }
 }
 
+/// [`nothing_left`], but for what Redisson keeps of its own: the answers to its `unlock` calls, for some 20 s;
+/// some versions remove them at once.
+async fn nothing_of_ours_left(name: &str) {
+    let cli = server().cli().await;
+    for key in cli.keys_with(name).await {
+        if key.starts_with("redisson_unlock_latch:") {
+            cli.cmd(&["DEL", &key]).await.ok();
+        }
+    }
+    nothing_left(server(), name).await;
+}
+
 /// The default lease of both.
 const LEASE: Duration = secs(30);

@@ -6,7 +6,7 @@ use leasehold::{LockClient, LockGuard, ReleaseOutcome};
 use tokio::task::JoinHandle;
 
 use crate::java::{Java, Kind, redisson};
-use crate::{LEASE, common::*, ours};
+use crate::{LEASE, common::*, nothing_of_ours_left, ours};
 
 /// How long a waiter of ours sleeps at most.
 const CAP: Duration = secs(2);
@@ -72,7 +72,7 @@ async fn a_spin_lock_excludes_and_is_found_free_without_a_message() {
         "{took:?}"
     );
     drop(guard);
-    nothing_left(server(), &name).await;
+    nothing_of_ours_left(&name).await;
 }
 
 /// The non-reentrant lock is a plain lock to us. That it refuses its own thread is its own affair, and changes
@@ -112,7 +112,7 @@ async fn a_non_reentrant_lock_excludes_and_wakes() {
     let took = waiting.ok().await.saturating_duration_since(released);
     assert!(took < ms(500) + ruler.allowance(), "{took:?}");
     theirs.unlock().ok().await;
-    nothing_left(server(), &name).await;
+    nothing_of_ours_left(&name).await;
 }
 
 /// `getMultiLock` over names of which we hold one: it takes none of them, or all.
@@ -156,5 +156,5 @@ async fn a_multi_lock_waits_for_the_name_that_we_hold() {
     assert!(took < ms(500) + ruler.allowance(), "{took:?}");
     assert!(!theirs.try_lock().yes().await);
     drop(guard);
-    nothing_left(server(), &base).await;
+    nothing_of_ours_left(&base).await;
 }

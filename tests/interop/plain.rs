@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use leasehold::{Error, LockClient, ReleaseOutcome};
 
 use crate::java::{Java, Kind};
-use crate::{LEASE, common::*, ours};
+use crate::{LEASE, common::*, nothing_of_ours_left, ours};
 
 /// Whoever has it, the other language does not get it, and sees that it is held.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -40,7 +40,7 @@ async fn one_language_holds_and_the_other_does_not() {
     assert_eq!(guard.release().await, ReleaseOutcome::Released);
     assert!(theirs.try_lock().yes().await);
     theirs.unlock().ok().await;
-    nothing_left(server(), &name).await;
+    nothing_of_ours_left(&name).await;
 }
 
 /// How long wake-ups took, and whether each was within its bound.
@@ -98,7 +98,7 @@ async fn a_release_wakes_the_other_language() {
     }
     let (to_rust, to_java) = (there_first.median(), here_first.median());
     println!("woken by the other: Rust within {to_rust:?}, Java within {to_java:?} (medians)");
-    nothing_left(server(), &name).await;
+    nothing_of_ours_left(&name).await;
 }
 
 /// The hash has one field, the owner, with its count; and both sides read it alike.
@@ -152,7 +152,7 @@ async fn counts_of_re_entry_are_seen_by_both() {
     assert!(!theirs.try_lock().yes().await);
     assert_eq!(outer.release().await, ReleaseOutcome::Released);
     assert!(!theirs.is_locked().await);
-    nothing_left(server(), &name).await;
+    nothing_of_ours_left(&name).await;
 }
 
 /// Both watchdogs keep what they hold for three leases; all the time the other side sees a lease that
@@ -185,8 +185,8 @@ async fn a_renewed_lease_goes_on_for_the_other_language() {
     guard.ensure_held().unwrap();
     assert_eq!(guard.release().await, ReleaseOutcome::Released);
     theirs.unlock().ok().await;
-    nothing_left(server(), &a).await;
-    nothing_left(server(), &b).await;
+    nothing_of_ours_left(&a).await;
+    nothing_of_ours_left(&b).await;
 }
 
 /// `tryLock(wait, lease)` and `acquire_timeout`: the lock if it comes in time, else nothing, in time.
@@ -227,5 +227,5 @@ async fn a_wait_budget_is_kept_against_the_other_language() {
     let guard = waiting.await.unwrap().unwrap();
     assert!(!others.try_lock().yes().await);
     drop(guard);
-    nothing_left(server(), &name).await;
+    nothing_of_ours_left(&name).await;
 }

@@ -3,7 +3,7 @@
 use leasehold::{LockClient, ReleaseOutcome};
 
 use crate::java::{Java, Kind};
-use crate::{LEASE, common::*, connected, ours};
+use crate::{LEASE, common::*, connected, nothing_of_ours_left, ours};
 
 /// S2 over both languages: each hold's token is greater than all before. Java counts on from ours by one, and
 /// its `getToken` is the newest of anybody.
@@ -45,7 +45,7 @@ async fn tokens_rise_over_both_languages() {
     // Begun by Java, and kept as with Java: for ever.
     assert_eq!(cli.pttl(&token_key(&name)).await, -1);
     cli.cmd(&["DEL", &token_key(&name)]).await.ok();
-    nothing_left(server(), &name).await;
+    nothing_of_ours_left(&name).await;
 }
 
 /// Java's plain lock takes no token, so a write under it cannot be told from an old one: who shares a name and
@@ -71,7 +71,7 @@ async fn a_plain_lock_of_java_takes_no_token() {
     drop(guard);
     let key = token_key(&name);
     server().cmd(&["DEL", &key]).await.ok();
-    nothing_left(server(), &name).await;
+    nothing_of_ours_left(&name).await;
 }
 
 /// A counter that we made with a retention keeps it under Java's increments, and would begin anew after it, at 1:
@@ -103,6 +103,6 @@ async fn the_counters_retention_is_that_of_who_made_it() {
             assert!(before > 0 && after > 0 && after <= before);
         }
         cli.cmd(&["DEL", &key]).await.ok();
-        nothing_left(server(), &name).await;
+        nothing_of_ours_left(&name).await;
     }
 }
