@@ -266,7 +266,6 @@ async fn no_write_is_lost_or_late_when_processes_are_killed() {
         mortal.kill().await;
     }
     let end = cli.hash(&register).await;
-    println!("{end:?}");
     assert_eq!(end["value"], end["writes"]);
     let list = format!("{register}:tokens");
     let tokens = cli.cmd(&["LRANGE", &list, "0", "-1"]).await.texts();
