@@ -50,7 +50,7 @@ async fn each_kind_is_the_lock_that_it_is_called() {
         }
         assert_eq!(cli.exists(&token_key(&name)).await, kind == Kind::Fenced);
         // Two readers go together, nobody else.
-        let shared = other.try_lock_within(ms(50), Some(secs(20))).yes().await;
+        let shared = other.try_lock().yes().await;
         assert_eq!(shared, kind == Kind::Read, "{kind:?}");
         if shared {
             other.unlock().ok().await;
@@ -69,7 +69,8 @@ async fn each_kind_is_the_lock_that_it_is_called() {
     }
 }
 
-/// A wait for a token ends with its budget, and with the lock.
+/// A wait for a token ends with its budget, and with the lock. (Redisson may leave a subscription behind if the
+/// budget ends before that is confirmed; so none here is short.)
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_token_can_be_waited_for() {
     let Some(java) = Java::shared() else { return };
@@ -80,10 +81,10 @@ async fn a_token_can_be_waited_for() {
         there.lock(Kind::Fenced, &name),
     );
     assert_eq!(holder.lock_and_get_token().await, 1);
-    assert!(!waiter.try_lock_and_get_token(ms(100), None).yes().await);
+    assert!(!waiter.try_lock_and_get_token(secs(1), None).yes().await);
     holder.unlock().ok().await;
     let lease = Some(secs(10));
-    assert_eq!(waiter.try_lock_and_get_token(ms(100), lease).int().await, 2);
+    assert_eq!(waiter.try_lock_and_get_token(secs(1), lease).int().await, 2);
     assert!((1..=10_000).contains(&waiter.ttl().await));
     waiter.unlock().ok().await;
     server().cmd(&["DEL", &token_key(&name)]).await.ok();
@@ -106,7 +107,12 @@ async fn threads_wait_at_once_and_can_be_interrupted() {
     let mut waiter = there.lock(Kind::Plain, &name).lock();
     cli.until_waiters(&name, 1).await;
     thread.interrupt().ok().await;
-    assert_eq!(leaver.error().await.0, "InterruptedException");
+    // By which name depends on whether it sleeps or has a command under way.
+    let (class, _) = leaver.error().await;
+    assert!(
+        ["InterruptedException", "RedisException"].contains(&&*class),
+        "{class}"
+    );
     assert!(waiter.is_pending());
     holder.unlock().ok().await;
     waiter.ok().await;

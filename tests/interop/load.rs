@@ -126,7 +126,12 @@ async fn writing_worker() {
                 cli.cmd(&words).await.text()
             };
             loop {
-                let guard = client.lock(&*name).acquire().await.unwrap();
+                let guard = match client.lock(&*name).acquire().await {
+                    Ok(guard) => guard,
+                    // On a busy machine the server may be silent for a lease as short as this.
+                    Err(error) if error.is_retryable() => continue,
+                    Err(error) => panic!("{error:?}"),
+                };
                 // Lost before we looked: there is nothing to write with.
                 let Ok(token) = guard.fencing_token() else {
                     continue;
