@@ -12,6 +12,9 @@ pub mod design {}
 #[doc = include_str!("../docs/protocol.md")]
 pub mod protocol {}
 
+#[doc = include_str!("../docs/compatibility.md")]
+pub mod compatibility {}
+
 #[doc = include_str!("../docs/acl.md")]
 pub mod acl {}
 

@@ -167,7 +167,7 @@ impl Worker {
 }
 
 /// Stops a child of ours, and returns when all its threads rest: until then they may still act.
-pub(super) fn freeze(child: Pid) {
+pub fn freeze(child: Pid) {
     kill_process(child, Signal::STOP).unwrap();
     let how = WaitIdOptions::STOPPED | WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
     waitid(WaitId::Pid(child), how).unwrap();

@@ -259,7 +259,13 @@ async fn the_protocol_names_every_key_and_channel() {
 #[test]
 fn the_documents_name_tests_that_exist() {
     let mut named = 0;
-    for document in ["guarantees", "failure-modes", "testing", "protocol"] {
+    for document in [
+        "guarantees",
+        "failure-modes",
+        "testing",
+        "protocol",
+        "compatibility",
+    ] {
         let text = read(format!("docs/{document}.md"));
         for code in text.split('`').skip(1).step_by(2) {
             let path = code.replace("::", "/");
@@ -274,6 +280,7 @@ fn the_documents_name_tests_that_exist() {
             let files = [
                 format!("tests/it/{file}.rs"),
                 format!("tests/{file}/mod.rs"),
+                format!("tests/{file}.rs"),
                 format!("{file}.rs"),
             ];
             let found = files.iter().filter(|file| root().join(file).is_file());
