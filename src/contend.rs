@@ -229,6 +229,9 @@ struct LineState {
     releasing: bool,
     /// Nobody is to try before: others were told that the lock is free, and have to get there first.
     stand_back: Option<Instant>,
+    /// The last chain here was ended for the sake of others: until this line has the lock again, it lets them
+    /// go first at each message, not only at its own release.
+    had_its_turn: bool,
     /// The task sleeps, and wants to be woken only by `try_now` or an empty line.
     resting: bool,
     /// Releases of others are heard of.
@@ -479,6 +482,7 @@ impl Line {
                 handing: false,
                 releasing: false,
                 stand_back: None,
+                had_its_turn: false,
                 resting: false,
                 listening: false,
                 moved_at: None,
@@ -596,8 +600,12 @@ impl Line {
         let now = engine.now();
         let chain = Chain::longer(hold.chain, now);
         let passing = self.state.lock().has_it();
+        let cut = chain.is_none();
         let Some(chain) = chain.filter(|_| !passing) else {
-            self.state.lock().releasing = true;
+            let mut state = self.state.lock();
+            state.releasing = true;
+            state.had_its_turn |= cut;
+            drop(state);
             return hold.post_release(reply);
         };
         {
@@ -736,6 +744,7 @@ impl Line {
             );
             // A grant read after its own deadline is not a grant, and one close to it is no use: it would be
             // lost before its first renewal.
+            self.state.lock().had_its_turn = false;
             if hold.worth_offering() && self.offer(&hold, lease) {
                 return Next::Offered;
             }
@@ -1204,6 +1213,12 @@ impl Line {
                     if seeded(Bug::WakeWithoutCheck) {
                         self.invent_a_grant();
                     }
+                    let mut state = self.state.lock();
+                    if state.had_its_turn {
+                        let pause = self.jittered(STAND_BACK);
+                        state.stand_back.get_or_insert(later(self.engine.now(), pause));
+                    }
+                    drop(state);
                     break;
                 }
                 () = self.until_try_now() => break,

@@ -269,56 +269,64 @@ async fn a_chain_goes_on_after_the_server_was_lost() {
     nothing_left(&server, &name).await;
 }
 
-/// A line that is never empty lets the others in all the same, again and again.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_busy_line_does_not_starve_other_clients() {
-    let busy = client_of(&server().url(), LEASE).await;
+/// Lines that are never empty let another client in all the same, again and again.
+async fn busy_lines_let_another_in(lines: usize) {
     let other = client_of(&server().url(), LEASE).await;
     let name = unique_name();
     let over = Arc::new(AtomicBool::new(false));
-    let tasks: Vec<_> = (0..16)
-        .map(|_| {
-            let (busy, name, over) = (busy.clone(), name.clone(), Arc::clone(&over));
+    let mut busy = Vec::new();
+    for _ in 0..lines {
+        let client = client_of(&server().url(), LEASE).await;
+        let tasks = (0..16).map(|_| {
+            let (mut lock, over) = (client.lock(name.as_str()), Arc::clone(&over));
             tokio::spawn(async move {
                 let mut turns = 0_u64;
                 while !over.load(Ordering::Relaxed) {
-                    let guard = busy.lock(name.as_str()).acquire().await.unwrap();
+                    let guard = lock.acquire().await.unwrap();
                     assert_eq!(guard.release().await, ReleaseOutcome::Released);
                     turns += 1;
                 }
                 turns
             })
-        })
-        .collect();
+        });
+        busy.push(tasks.collect::<Vec<_>>());
+    }
     let mut waits = Vec::new();
     let mut last: Option<FencingToken> = None;
     for _ in 0..scaled(10, 300) {
         let start = Instant::now();
-        let guard = other
-            .lock(name.as_str())
-            .acquire_timeout(secs(10))
-            .await
-            .unwrap();
+        let mut lock = other.lock(name.as_str());
+        let guard = lock.acquire_timeout(secs(20)).await.unwrap();
         waits.push(start.elapsed());
         let token = guard.fencing_token().unwrap();
         assert!(last.replace(token).is_none_or(|last| last < token));
         assert_eq!(guard.release().await, ReleaseOutcome::Released);
     }
     over.store(true, Ordering::Relaxed);
-    let turns: Vec<_> = join_all(tasks)
-        .await
-        .into_iter()
-        .map(Result::unwrap)
-        .collect();
-    let (least, most) = (turns.iter().min().unwrap(), turns.iter().max().unwrap());
-    assert!(
-        most - least <= 2 + most / 2,
-        "first come, first served: {turns:?}"
-    );
+    for tasks in busy {
+        let turns = join_all(tasks).await.into_iter().map(Result::unwrap);
+        let turns: Vec<_> = turns.collect();
+        let (least, most) = (turns.iter().min().unwrap(), turns.iter().max().unwrap());
+        assert!(
+            most - least <= 2 + most / 2,
+            "first come, first served: {turns:?}"
+        );
+    }
     waits.sort_unstable();
     // A chain lasts 100 ms at most; whoever heard its end may lose the race to others a few times.
     assert!(waits[waits.len() / 2] < secs(1), "{waits:?}");
     nothing_left(server(), &name).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_busy_line_does_not_starve_other_clients() {
+    busy_lines_let_another_in(1).await;
+}
+
+/// Whoever had its turn lets others go first also when it is not the one that releases.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn busy_lines_do_not_starve_a_third_client_between_them() {
+    busy_lines_let_another_in(3).await;
 }
 
 /// Closing while the lock is handed on: whoever waits is told, and nothing stays.
