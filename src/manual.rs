@@ -3,6 +3,9 @@
 #[doc = include_str!("../docs/guarantees.md")]
 pub mod guarantees {}
 
+#[doc = include_str!("../docs/choosing.md")]
+pub mod choosing {}
+
 #[doc = include_str!("../docs/defaults.md")]
 pub mod defaults {}
 
