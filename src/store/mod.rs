@@ -98,6 +98,20 @@ pub(crate) enum Verb {
         lease_ms: u64,
         token: TokenRule,
     },
+    /// Lets the writer go on as a reader, under the same owner id, with this count.
+    Downgrade {
+        owner: OwnerId,
+        count: u32,
+        lease_ms: u64,
+    },
+    /// Lets the only reader go on as the writer, under another owner id of the same client, with a new
+    /// lease and a new token. Never waits.
+    Upgrade {
+        from: OwnerId,
+        to: OwnerId,
+        lease_ms: u64,
+        token: TokenRule,
+    },
     /// Removes the named owner (text, as `inspect` showed it) and no other.
     ForceRelease { owner: String },
 }

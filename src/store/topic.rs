@@ -13,13 +13,15 @@ use crate::sync::{Mutex, Notify};
 pub(crate) enum Channel {
     /// Of a lock with this name: one contender of each process may try.
     Lock(Arc<str>),
+    /// Of a read/write lock: readers and writers alike may try.
+    ReadWrite(Arc<str>),
 }
 
 impl Channel {
     /// The name of the lock.
     pub(crate) fn name(&self) -> &Arc<str> {
         match self {
-            Self::Lock(name) => name,
+            Self::Lock(name) | Self::ReadWrite(name) => name,
         }
     }
 }

@@ -184,6 +184,10 @@ pub enum Done {
     Renew,
     /// `HandOff`.
     HandOff,
+    /// `Downgrade`.
+    Downgrade,
+    /// `Upgrade`.
+    Upgrade,
     /// `ForceRelease`.
     Force,
 }
@@ -224,10 +228,12 @@ impl Did {
             Verb::Release { owner, count, .. } => (Done::Release, owner.hold, *count),
             Verb::Renew { owner, count, .. } => (Done::Renew, owner.hold, *count),
             Verb::HandOff { to, .. } => (Done::HandOff, to.hold, 1),
+            Verb::Downgrade { owner, count, .. } => (Done::Downgrade, owner.hold, *count),
+            Verb::Upgrade { to, .. } => (Done::Upgrade, to.hold, 1),
             Verb::ForceRelease { owner } => (Done::Force, hold_of(owner), 0),
         };
         let other = match &op.verb {
-            Verb::HandOff { from, .. } => Some(from.hold),
+            Verb::HandOff { from, .. } | Verb::Upgrade { from, .. } => Some(from.hold),
             Verb::Release { also, .. } => also.map(|also| also.hold),
             _ => None,
         };
@@ -260,6 +266,7 @@ impl From<&Answer> for Answered {
 
 /// The hold in an owner's text; 0 if it is nobody of ours.
 pub(crate) fn hold_of(owner: &str) -> HoldId {
+    let owner = owner.strip_suffix(":write").unwrap_or(owner);
     owner
         .rsplit_once(':')
         .and_then(|(_, hold)| hold.parse().ok())

@@ -3,10 +3,13 @@
 //! This is the specification. The Lua scripts do the same, and `store::compare` checks that they
 //! do. Times are in the clock of the store; a lease ends when its millisecond is over, as in Redis.
 
+mod read_write;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use crate::bug::{Bug, seeded};
+use crate::kind::Kind;
 use crate::store::{
     Answer, Channel, Instead, Op, OwnerId, Refusal, RefusalKind, Snapshot, TokenRule, Verb,
 };
@@ -27,6 +30,9 @@ pub(crate) fn apply(
     };
     state.purge(now.ms, PURGE_STEP);
     state.forget_if_expired(&op.name, now.ms);
+    if op.kind != Kind::Plain {
+        return read_write::apply(state, &now, op);
+    }
 
     let name = &op.name;
     let answer = match &op.verb {
@@ -61,6 +67,7 @@ pub(crate) fn apply(
         } => hand_off(state, &now, name, *from, *to, *lease_ms, *token)
             .unwrap_or_else(Answer::Refused),
         Verb::ForceRelease { owner } => force_release(state, name, owner),
+        Verb::Downgrade { .. } | Verb::Upgrade { .. } => state.gone(name),
     };
     let removed = matches!(answer, Answer::Released { .. } | Answer::Removed);
     let freed = removed && !state.keys.contains_key(name);
@@ -356,6 +363,8 @@ fn conflict(message: &str) -> Refusal {
 pub(crate) struct State {
     keys: HashMap<Arc<str>, Key>,
     counters: HashMap<Arc<str>, Counter>,
+    /// Leases of readers, by name, owner and number; `None`: without end.
+    readers: BTreeMap<(Arc<str>, String, u32), Option<u64>>,
     /// Every expiry there is, the next one first.
     expiries: BTreeSet<(u64, Entry, Arc<str>)>,
 }
@@ -475,7 +484,7 @@ impl State {
     /// How many keys and counters there are, those of the past that are not yet purged included.
     #[cfg(test)]
     pub(crate) fn len(&self) -> usize {
-        self.keys.len() + self.counters.len()
+        self.keys.len() + self.counters.len() + self.readers.len()
     }
 
     /// Forgets what ended before `now_ms`: a few at a time, so that no op pays for a million.
@@ -488,12 +497,16 @@ impl State {
             match self.expiries.pop_first() {
                 Some((_, Entry::Key, name)) => drop(self.keys.remove(&name)),
                 Some((_, Entry::Counter, name)) => drop(self.counters.remove(&name)),
+                Some((_, Entry::Reader(owner, number), name)) => {
+                    self.readers.remove(&(name, owner, number));
+                }
                 None => {}
             }
         }
     }
 
-    /// Forgets all that ended before `now_us`, and returns the keys among it.
+    /// Forgets all that ended before `now_us`, and returns the keys among it, and the readers with their
+    /// counts.
     #[cfg(feature = "testing")]
     pub(crate) fn take_expired(&mut self, now_us: u64) -> Vec<(Arc<str>, Key)> {
         let mut expired = Vec::new();
@@ -505,6 +518,10 @@ impl State {
             match entry {
                 Entry::Key => expired.extend(self.keys.remove(&name).map(|key| (name, key))),
                 Entry::Counter => drop(self.counters.remove(&name)),
+                Entry::Reader(owner, number) => {
+                    let reader = self.take_dead(name, owner, number);
+                    expired.extend(reader);
+                }
             }
         }
         expired
@@ -522,6 +539,7 @@ impl State {
         {
             self.delete_counter(name);
         }
+        self.forget_dead(name, now_ms);
     }
 
     fn fields(&mut self, name: &Arc<str>) -> Option<&mut BTreeMap<String, String>> {
@@ -626,10 +644,11 @@ impl Now {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Entry {
     Key,
     Counter,
+    Reader(String, u32),
 }
 
 /// Tokens end 2^40 below what a Lua number counts exactly: room for two weeks of time in µs.
@@ -640,5 +659,5 @@ const NO_COUNTER: &str = "the token counter is not a number that can be continue
 /// Hashes with more fields are not looked through.
 const SMALL_HASH: usize = 16;
 
-/// Expired entries an op forgets; it adds two at most.
+/// Expired entries an op forgets; it adds three at most.
 const PURGE_STEP: usize = 32;
