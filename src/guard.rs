@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::task::{Poll, ready};
 use std::time::Duration;
 
-use tokio::sync::oneshot;
+use tokio::sync::{OwnedMutexGuard, oneshot};
 use tokio_util::sync::CancellationToken;
 
 use crate::config::validate_lease;
@@ -284,7 +284,11 @@ impl LockGuard {
         self.renew("extend", lease).await
     }
 
-    async fn renew(&self, operation: &'static str, lease: Duration) -> Result<(), Error> {
+    pub(crate) async fn renew(
+        &self,
+        operation: &'static str,
+        lease: Duration,
+    ) -> Result<(), Error> {
         self.ensure_held()?;
         let (reply, answer) = oneshot::channel();
         let mut job = self.hold.renewal(
@@ -398,6 +402,30 @@ impl LockGuard {
 
     pub(crate) fn hold(&self) -> &Arc<Hold> {
         &self.hold
+    }
+
+    /// Waits for acquisitions of this name through its flow to be over; none begins while the answer is
+    /// kept.
+    pub(crate) async fn alone(&self) -> Option<OwnedMutexGuard<()>> {
+        match &self.place {
+            Some(place) => Some(place.enter().await),
+            None => None,
+        }
+    }
+
+    /// The same place of its flow, with another hold instead of this guard's, which is over.
+    pub(crate) fn with_hold(mut self, hold: Arc<Hold>, level: u32) -> Self {
+        let place = self.place.take();
+        if let Some(place) = &place {
+            place.remember(&hold);
+        }
+        Self {
+            handle: Arc::clone(&self.handle),
+            flow: Arc::clone(&self.flow),
+            place,
+            hold,
+            level,
+        }
     }
 }
 

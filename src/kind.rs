@@ -1,8 +1,11 @@
 //! The kinds of lock: what a name is used as.
 
+mod read_write;
+
 use std::sync::Arc;
 
 use crate::store::Channel;
+pub use read_write::RwLock;
 
 /// A kind of lock. Two of one name may share a key, and then exclude each other or say `Conflict`; they
 /// never share a line, an owner id or a script.

@@ -252,6 +252,10 @@ pub(crate) enum Health {
 pub(crate) struct Snapshot {
     /// Fields of the hash, in no order: owner (text) and count.
     pub(crate) holders: Vec<(String, u32)>,
+    /// Of a read/write lock: `read` or `write`.
+    pub(crate) mode: Option<String>,
+    /// What is left of the leases of readers who have one of their own; dead ones are not among `holders`.
+    pub(crate) readers: BTreeMap<String, Option<u64>>,
     /// `None`: no expiry.
     pub(crate) remaining_ms: Option<u64>,
     pub(crate) token: Option<u64>,
@@ -265,6 +269,7 @@ impl Snapshot {
     /// The client of the first holder, if it is one of ours.
     pub(crate) fn holding_client(&self) -> Option<Uuid> {
         let (owner, _) = self.holders.first()?;
+        let owner = owner.strip_suffix(":write").unwrap_or(owner);
         owner.rsplit_once(':')?.0.parse().ok()
     }
 }

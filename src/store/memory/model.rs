@@ -432,12 +432,16 @@ impl State {
                 value: Value::Hash(fields),
                 expires_ms,
             }) => {
+                snapshot.mode = fields.get("mode").cloned();
                 snapshot.remaining_ms = expires_ms.map(|at| at.saturating_sub(now_us / 1000));
                 snapshot.holders = fields
                     .iter()
                     .filter_map(|(owner, count)| Some((owner.clone(), count.parse().ok()?)))
                     .collect();
             }
+        }
+        if snapshot.mode.is_some() {
+            self.look_at_readers(name, now_us, &mut snapshot);
         }
         Ok(snapshot)
     }

@@ -12,7 +12,7 @@ use super::{
     last_token, next_token,
 };
 use crate::kind::Kind;
-use crate::store::{Answer, Channel, Op, OwnerId, Refusal, TokenRule, Verb};
+use crate::store::{Answer, Channel, Op, OwnerId, Refusal, Snapshot, TokenRule, Verb};
 
 /// Does an op on one side. The channel, if any, is to be told: somebody may come in.
 pub(super) fn apply(state: &mut State, now: &Now, op: &Op) -> (Answer, Option<Channel>) {
@@ -82,9 +82,7 @@ fn enter(
 ) -> Result<Answer, Refusal> {
     let before = state.keys.get(name).map(|key| key.expires_ms);
     if let Some(expires_ms) = before {
-        if let Some(field) = state.held_by(name, owner)
-            && matches!(field, Held::Reading(_))
-        {
+        if state.reads(name, &owner.to_string()) {
             return copy_of_entering(state, now, name, owner, lease_ms, rule);
         }
         if mode_of(state, name)? == "write" {
@@ -155,7 +153,8 @@ fn take(
         }
         mode_of(state, name)?;
         check_fields(state, name)?;
-        let (longest, dead) = state.others(now, name, None);
+        let whole = state.whole(now, name);
+        let (longest, dead) = state.others(now, name, whole, None);
         for reader in dead {
             state.remove(name, &reader);
         }
@@ -332,10 +331,11 @@ fn upgrade(
         return already_granted(state, now, name, lease_ms, rule);
     }
     let reader = from.to_string();
-    if !state.has(name, &reader) || !state.readers.contains_key(&lease_of(name, &reader, 1)) {
+    if !state.reads(name, &reader) {
         return Ok(state.gone(name));
     }
-    let (longest, dead) = state.others(now, name, Some(&reader));
+    let whole = state.whole(now, name);
+    let (longest, dead) = state.others(now, name, whole, Some(&reader));
     if let Some(left) = longest {
         return Ok(taken(left));
     }
@@ -489,6 +489,23 @@ impl State {
         }
     }
 
+    /// What is left of each reader's lease; without the dead.
+    pub(super) fn look_at_readers(&self, name: &Arc<str>, now_us: u64, seen: &mut Snapshot) {
+        let now = Now {
+            us: now_us,
+            ms: now_us / 1000,
+            late: false,
+        };
+        let readers = &mut seen.readers;
+        seen.holders.retain(|(reader, count)| {
+            let left = self.reader_left(&now, name, reader, &count.to_string());
+            if let Some(left) = left {
+                readers.insert(reader.clone(), (left != NO_END).then_some(left));
+            }
+            left.is_some() || !is_owner(reader)
+        });
+    }
+
     /// All leases of readers of one name.
     #[cfg(test)]
     pub(crate) fn readers(&self, name: &Arc<str>) -> BTreeMap<(String, u32), Option<u64>> {
@@ -556,15 +573,14 @@ impl State {
     }
 
     /// What is left of the longest lease of all but `but`, if anybody holds the lock, and the readers
-    /// who are dead.
+    /// who are dead. The writer's lasts as long as `whole`.
     fn others(
         &mut self,
         now: &Now,
         name: &Arc<str>,
+        whole: u64,
         but: Option<&str>,
     ) -> (Option<u64>, Vec<String>) {
-        let expires_ms = self.keys.get(name).and_then(|key| key.expires_ms);
-        let whole = now.left(expires_ms).unwrap_or(NO_END);
         let fields = self.fields(name).map(|fields| fields.clone());
         let (mut longest, mut dead) = (None, Vec::new());
         for (field, count) in fields.unwrap_or_default() {
@@ -584,6 +600,12 @@ impl State {
         (longest, dead)
     }
 
+    /// What is left of the whole lock.
+    fn whole(&self, now: &Now, name: &Arc<str>) -> u64 {
+        let expires_ms = self.keys.get(name).and_then(|key| key.expires_ms);
+        now.left(expires_ms).unwrap_or(NO_END)
+    }
+
     fn has(&mut self, name: &Arc<str>, field: &str) -> bool {
         self.fields(name)
             .is_some_and(|fields| fields.contains_key(field))
@@ -594,8 +616,12 @@ impl State {
             return Some(Held::Writing(writer(owner)));
         }
         let reader = owner.to_string();
-        let alive = self.readers.contains_key(&lease_of(name, &reader, 1));
-        (alive && self.has(name, &reader)).then_some(Held::Reading(reader))
+        self.reads(name, &reader).then_some(Held::Reading(reader))
+    }
+
+    /// Whether a reader of ours is there and alive.
+    fn reads(&mut self, name: &Arc<str>, reader: &str) -> bool {
+        self.has(name, reader) && self.readers.contains_key(&lease_of(name, reader, 1))
     }
 
     fn set_field(&mut self, name: &Arc<str>, field: &str, count: u32) {
@@ -642,7 +668,7 @@ impl State {
         self.put_reader(name, reader, 1, Some(now.after(left)));
         let expires_ms = self.keys.get(name).and_then(|key| key.expires_ms);
         let whole = now.left(expires_ms).unwrap_or_else(|| {
-            let (longest, _) = self.others(now, name, Some(reader));
+            let (longest, _) = self.others(now, name, left, Some(reader));
             longest.filter(|longest| *longest != NO_END).unwrap_or(left)
         });
         self.set_expiry(name, now.after(whole.max(left)));
