@@ -680,4 +680,4 @@ impl State {
 const NO_END: u64 = u64::MAX;
 
 /// Holds of one reader that are looked at, whatever a count may say.
-const MOST_HOLDS: u32 = 1024;
+const MOST_HOLDS: u32 = 256;

@@ -12,7 +12,7 @@
 local SMALL_HASH = 2 * 16
 
 -- Holds of one reader that are looked at, whatever a count may say.
-local MOST_HOLDS = 1024
+local MOST_HOLDS = 256
 
 local function is_reader(field, count)
   return string.find(field, '^.+:%-?%d+$') and string.find(count, '^[1-9]%d*$')
