@@ -115,6 +115,7 @@ impl Queues {
         drop(state);
         drop(by_name);
         engine.store.believes(Belief::Joined {
+            kind,
             name,
             place: waiter.number,
         });
@@ -419,6 +420,7 @@ impl Ticket {
 impl Drop for Ticket {
     fn drop(&mut self) {
         self.line.engine.store.believes(Belief::Departed {
+            kind: self.line.kind,
             name: &self.line.name,
             place: self.waiter.number,
             served: self.claimed,

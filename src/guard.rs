@@ -36,6 +36,8 @@ pub enum LossReason {
     Forced,
     /// The longest time the lock may be held is over; see [`max_hold`](crate::Lock::max_hold).
     MaxHold,
+    /// It was to go on [writing](crate::RwLock::try_upgrade), and whether it does was not answered.
+    UpgradeUnconfirmed,
     /// The client was closed, or its runtime ended.
     ClientClosed,
 }
@@ -44,7 +46,7 @@ impl LossReason {
     /// Whether the server may still have a hold lost for this reason.
     pub(crate) fn may_be_on_server(self) -> bool {
         match self {
-            Self::DeadlinePassed | Self::MaxHold => true,
+            Self::DeadlinePassed | Self::MaxHold | Self::UpgradeUnconfirmed => true,
             // Gone, or released by whoever ended it.
             Self::KeyGone | Self::TakenByOther | Self::Forced | Self::ClientClosed => false,
         }
@@ -59,6 +61,7 @@ impl fmt::Display for LossReason {
             Self::TakenByOther => "another owner has it",
             Self::Forced => "it was released by force",
             Self::MaxHold => "the longest time to hold it is over",
+            Self::UpgradeUnconfirmed => "whether it went on writing was not answered",
             Self::ClientClosed => "the client was closed",
         })
     }

@@ -273,7 +273,11 @@ impl Hold {
         }
         let within = side.is_shared() && state.writes();
         if !side.is_shared() && !state.writes() {
-            return Entered::WouldDeadlock;
+            return if seeded(Bug::UpgradeThatWaits) {
+                Entered::Over
+            } else {
+                Entered::WouldDeadlock
+            };
         }
         let lengthen = state
             .renewed_lease()

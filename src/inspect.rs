@@ -18,7 +18,7 @@ use crate::observe::digest;
 use crate::store::{Answer, Cause, NoReply, Op, Snapshot, Verb};
 
 /// Which kind of lock a key is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum LockKind {
     /// The plain, reentrant lock.
@@ -27,6 +27,16 @@ pub enum LockKind {
     Read,
     /// A read/write lock that somebody writes under.
     Write,
+}
+
+impl From<Kind> for LockKind {
+    fn from(kind: Kind) -> Self {
+        match kind {
+            Kind::Plain => Self::Plain,
+            Kind::Read => Self::Read,
+            Kind::Write => Self::Write,
+        }
+    }
 }
 
 /// Who holds a lock, as the server told it at one moment.

@@ -230,7 +230,7 @@ impl Upgrade {
             Err(_) => None,
         };
         let Some(level) = claimed else {
-            reader.lose(LossReason::DeadlinePassed);
+            reader.lose(LossReason::UpgradeUnconfirmed);
             writer.discard();
             return self.lost();
         };
@@ -279,7 +279,7 @@ impl Upgrade {
         };
         if let Some(open_until_us) = open_until_us {
             // It may be the writer by now, or yet become so: neither is believed in any more.
-            hold.lose(LossReason::DeadlinePassed);
+            hold.lose(LossReason::UpgradeUnconfirmed);
             hold.release_with(self.to, self.terms.lease, open_until_us, None);
             return error;
         }

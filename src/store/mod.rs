@@ -302,11 +302,13 @@ pub(crate) enum Belief<'a> {
     },
     /// Somebody stands in line.
     Joined {
+        kind: Kind,
         name: &'a Arc<str>,
         place: u64,
     },
     /// He was served, or left.
     Departed {
+        kind: Kind,
         name: &'a Arc<str>,
         place: u64,
         served: bool,

@@ -389,6 +389,14 @@ pub(crate) enum Value {
     Other,
 }
 
+/// What is gone because its time is over.
+#[cfg(feature = "testing")]
+pub(crate) enum Gone {
+    Lock(Arc<str>, Key),
+    /// One of several who hold it.
+    Reader(Arc<str>, String),
+}
+
 /// The counter of fencing tokens: text, since others may have spoiled it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Counter {
@@ -509,10 +517,9 @@ impl State {
         }
     }
 
-    /// Forgets all that ended before `now_us`, and returns the keys among it, and the readers with their
-    /// counts.
+    /// Forgets all that ended before `now_us`, and returns the keys among it, and the readers of others.
     #[cfg(feature = "testing")]
-    pub(crate) fn take_expired(&mut self, now_us: u64) -> Vec<(Arc<str>, Key)> {
+    pub(crate) fn take_expired(&mut self, now_us: u64) -> Vec<Gone> {
         let mut expired = Vec::new();
         while let Some((at, entry, name)) = self.expiries.first().cloned() {
             if at >= now_us / 1000 {
@@ -520,11 +527,18 @@ impl State {
             }
             self.expiries.pop_first();
             match entry {
-                Entry::Key => expired.extend(self.keys.remove(&name).map(|key| (name, key))),
+                Entry::Key => {
+                    let key = self
+                        .keys
+                        .remove(&name)
+                        .map(|key| self.living_of(&name, key));
+                    expired.extend(key.map(|key| Gone::Lock(name, key)));
+                }
                 Entry::Counter => drop(self.counters.remove(&name)),
                 Entry::Reader(owner, number) => {
-                    let reader = self.take_dead(name, owner, number);
-                    expired.extend(reader);
+                    if self.ends_with(&name, &owner, number) {
+                        expired.push(Gone::Reader(name, owner));
+                    }
                 }
             }
         }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use leasehold::testing::Holder;
+use leasehold::testing::{Done, Holder, What};
 
 use super::story::{Hold, Story};
 use super::{Conditions, ROUNDING, Verdict, Violation};
@@ -19,13 +19,16 @@ pub fn check(story: &Story<'_>, conditions: &Conditions) -> Vec<Violation> {
         .filter_map(|(id, hold)| Some((hold.claim?, hold.name.as_ref()?, *id, hold)))
         .collect();
     claimed.sort_unstable_by_key(|(claim, ..)| claim.index);
-    // Who believes for the longest, of those before.
+    // Who believes for the longest, of those before, and who believes to be alone.
     let mut last: BTreeMap<_, (usize, u64, Duration)> = BTreeMap::new();
+    let mut alone: BTreeMap<_, (usize, u64, Duration)> = BTreeMap::new();
     for (claim, name, id, hold) in claimed {
         let Some(until) = hold.believed_until() else {
             continue;
         };
-        if let Some((index, other, end)) = last.get(name)
+        let alone_until = hold.alone_until(until);
+        let others = if alone_until.is_some() { &last } else { &alone };
+        if let Some((index, other, end)) = others.get(name)
             && claim.at < *end.min(&until.max(claim.at + ROUNDING))
         {
             let (one, two) = (Holder(*other), Holder(id));
@@ -34,12 +37,28 @@ pub fn check(story: &Story<'_>, conditions: &Conditions) -> Vec<Violation> {
                 format!("{one} and {two} both hold {name}"),
             );
         }
-        if last.get(name).is_none_or(|(.., end)| *end < until) {
-            last.insert(name, (claim.index, id, until));
+        for (last, until) in [(&mut last, Some(until)), (&mut alone, alone_until)] {
+            if let Some(until) = until
+                && last.get(name).is_none_or(|(.., end)| *end < until)
+            {
+                last.insert(name, (claim.index, id, until));
+            }
         }
-        unbacked(&mut verdict, id, hold, until);
+        if !goes_on(story, id, hold) {
+            unbacked(&mut verdict, id, hold, until);
+        }
     }
     verdict.found
+}
+
+/// Whether a reader's hold went on as a writer's: nobody looks at its guard until that is answered, and the
+/// writer's keeps others out.
+fn goes_on(story: &Story<'_>, id: u64, hold: &Hold) -> bool {
+    let last = hold.stays.last().and_then(|stay| stay.to_index);
+    last.is_some_and(|index| match &story.records[index].what {
+        What::Ran(ran) => ran.did.verb == Done::Upgrade && ran.did.other == Some(id),
+        _ => false,
+    })
 }
 
 /// Belief that the server does not back: another could enter.

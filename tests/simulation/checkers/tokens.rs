@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use leasehold::testing::{Answered, HoldId, Holder, Ran, What};
+use leasehold::LockKind;
+use leasehold::testing::{Answered, Done, HoldId, Holder, Ran, What};
 
 use super::story::Story;
 use super::{Conditions, Verdict, Violation};
@@ -24,7 +25,24 @@ pub fn check(story: &Story<'_>, conditions: &Conditions) -> Vec<Violation> {
                     continue;
                 };
                 let hold = ran.did.hold;
-                if makes(ran) {
+                // One who joins readers has what they have; unless the counter goes back, and they stay.
+                let joins = ran.did.kind == LockKind::Read
+                    && ran.did.verb == Done::Acquire
+                    && ran
+                        .change
+                        .as_ref()
+                        .is_some_and(|(before, _)| !before.is_empty());
+                if makes(ran) && joins {
+                    if let Some((before, shown)) = greatest.get(&ran.did.name)
+                        && token != *before
+                        && conditions.counters_kept
+                    {
+                        let what = format!("token {token} of {} beside {before}", Holder(hold));
+                        verdict.broken(&[*shown, index], what);
+                    }
+                    let kept = greatest.entry(&ran.did.name).or_insert((token, index));
+                    *kept = (*kept).max((token, kept.1));
+                } else if makes(ran) {
                     if let Some((before, shown)) = greatest.get(&ran.did.name)
                         && token <= *before
                     {

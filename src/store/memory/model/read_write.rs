@@ -11,6 +11,7 @@ use super::{
     Entry, Now, SMALL_HASH, State, Value, already_granted, conflict, is_count, is_owner,
     last_token, next_token,
 };
+use crate::bug::{Bug, seeded};
 use crate::kind::Kind;
 use crate::store::{Answer, Channel, Op, OwnerId, Refusal, Snapshot, TokenRule, Verb};
 
@@ -96,7 +97,8 @@ fn enter(
         return Ok(Answer::Late);
     }
     // The first reader has a token of his own; those who join have the counter's.
-    let token = match last_token(state, name)?.filter(|_| before.is_some()) {
+    let joins = before.is_some() && !seeded(Bug::TokenPerReader);
+    let token = match last_token(state, name)?.filter(|_| joins) {
         Some(last) => last,
         None => next_token(state, now, name, lease_ms, rule)?,
     };
@@ -202,6 +204,9 @@ fn release(
     also: Option<OwnerId>,
     told: &mut bool,
 ) -> Answer {
+    if seeded(Bug::LateReleaseAfterDowngrade) && state.held_by(name, owner).is_none() {
+        state.remove_writer(name);
+    }
     let lived = state.held_by(name, owner).is_some();
     let mut wrote = state.remove(name, &writer(owner));
     let read = state.remove(name, &owner.to_string());
@@ -249,6 +254,9 @@ fn renew(
     };
     if now.late {
         return Answer::Late;
+    }
+    if seeded(Bug::RenewalOfAllReaders) {
+        state.lengthen_all(name, now, lease_ms);
     }
     state.set_field(name, held.field(), count);
     Answer::Renewed {
@@ -314,7 +322,7 @@ fn downgrade(
     state.set_mode(name, "read");
     state.remove(name, &writer(owner));
     state.set_expiry(name, now.after(left));
-    *told = true;
+    *told = !seeded(Bug::DowngradeTellsNobody);
     Answer::StillHeld { remaining_ms: left }
 }
 
@@ -336,7 +344,9 @@ fn upgrade(
     }
     let whole = state.whole(now, name);
     let (longest, dead) = state.others(now, name, whole, Some(&reader));
-    if let Some(left) = longest {
+    if let Some(left) = longest
+        && !seeded(Bug::UpgradeAmongReaders)
+    {
         return Ok(taken(left));
     }
     if now.late {
@@ -395,6 +405,7 @@ fn settle(state: &mut State, now: &Now, name: &Arc<str>) -> bool {
         alive |= state.reader_left(now, name, &field, &count).is_some();
     }
     match (alive, mode.as_str()) {
+        (true, "read") if seeded(Bug::ReadersForgotten) => state.delete(name),
         (true, "read") => return false,
         (true, _) => state.set_mode(name, "read"),
         (false, _) => state.delete(name),
@@ -519,7 +530,12 @@ impl State {
     /// The key without the readers that are dead, as everybody sees it.
     #[cfg(feature = "testing")]
     pub(crate) fn living(&mut self, name: &Arc<str>, now_us: u64) -> Option<Key> {
-        let mut key = self.key(name, now_us)?.clone();
+        let key = self.key(name, now_us)?.clone();
+        Some(self.living_of(name, key))
+    }
+
+    #[cfg(feature = "testing")]
+    pub(super) fn living_of(&self, name: &Arc<str>, mut key: Key) -> Key {
         if let Value::Hash(fields) = &mut key.value
             && fields.remove("mode").is_some()
         {
@@ -528,25 +544,39 @@ impl State {
                 !is_owner(field) || leases.any(|lease| self.readers.contains_key(&lease))
             });
         }
-        Some(key)
+        key
     }
 
-    /// Forgets a lease that is over. Its reader, if that was his last: a key with his field only.
+    /// Forgets a lease that is over. Whether its reader ends with it.
     #[cfg(feature = "testing")]
-    pub(super) fn take_dead(
-        &mut self,
-        name: Arc<str>,
-        owner: String,
-        number: u32,
-    ) -> Option<(Arc<str>, Key)> {
-        let expires_ms = self.readers.remove(&lease_of(&name, &owner, number))?;
-        let count = self.fields(&name)?.get(&owner)?.clone();
-        let mut leases = holds(&count).map(|number| lease_of(&name, &owner, number));
-        if leases.any(|lease| self.readers.contains_key(&lease)) {
-            return None;
+    pub(super) fn ends_with(&mut self, name: &Arc<str>, owner: &str, number: u32) -> bool {
+        self.readers.remove(&lease_of(name, owner, number));
+        let fields = self.fields(name);
+        let Some(count) = fields.and_then(|fields| fields.get(owner).cloned()) else {
+            return false;
+        };
+        let mut leases = holds(&count).map(|number| lease_of(name, owner, number));
+        !leases.any(|lease| self.readers.contains_key(&lease))
+    }
+
+    /// When the lease ends that an op is about.
+    #[cfg(feature = "testing")]
+    pub(crate) fn lease_of(&mut self, op: &Op, now_us: u64) -> Option<u64> {
+        let expires_ms = self.key(&op.name, now_us)?.expires_ms;
+        let owner = match &op.verb {
+            _ if op.kind == Kind::Plain => return expires_ms,
+            Verb::Acquire { owner, .. }
+            | Verb::Release { owner, .. }
+            | Verb::Renew { owner, .. }
+            | Verb::Downgrade { owner, .. }
+            | Verb::HandOff { to: owner, .. }
+            | Verb::Upgrade { to: owner, .. } => *owner,
+            Verb::ForceRelease { .. } => return None,
+        };
+        match self.held_by(&op.name, owner)? {
+            Held::Writing(_) => expires_ms,
+            Held::Reading(reader) => *self.readers.get(&lease_of(&op.name, &reader, 1))?,
         }
-        let value = Value::Hash(BTreeMap::from([(owner, count)]));
-        Some((name, Key { value, expires_ms }))
     }
 
     /// Forgets the leases of this name that are over.
@@ -644,6 +674,23 @@ impl State {
         self.set_mode(name, "write");
         self.set_field(name, &writer(owner), 1);
         self.set_expiry(name, now.after(lease_ms));
+    }
+
+    /// As one bug does.
+    fn lengthen_all(&mut self, name: &Arc<str>, now: &Now, lease_ms: u64) {
+        let fields = self.fields(name).map(|fields| fields.clone());
+        for reader in fields.unwrap_or_default().into_keys() {
+            if is_owner(&reader) {
+                self.put_reader(name, &reader, 1, Some(now.after(lease_ms)));
+            }
+        }
+    }
+
+    /// As one bug does.
+    fn remove_writer(&mut self, name: &Arc<str>) {
+        if let Some(fields) = self.fields(name) {
+            fields.retain(|field, _| !field.ends_with(":write"));
+        }
     }
 
     fn own_left(&self, now: &Now, name: &Arc<str>, owner: OwnerId) -> Option<u64> {
