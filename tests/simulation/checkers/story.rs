@@ -355,6 +355,13 @@ impl Reader {
             let room = hold.lease / 100 + ROUNDING * 2;
             let absurd = end.is_some_and(|end| at + room < end);
             hold.gone.get_or_insert(Gone { index, absurd });
+            if let Some(reader) = did.other.filter(|_| did.verb == Done::Upgrade) {
+                // Who was to go on writing is not there either.
+                let end = lock.owners.get(&reader).copied();
+                let absurd = end.is_some_and(|end| at + room < end);
+                let hold = holds.entry(reader).or_default();
+                hold.gone.get_or_insert(Gone { index, absurd });
+            }
         }
         let found = matches!(ran.answer, Answered::Granted(_) | Answered::Done);
         let over = |lock: &Lock| {

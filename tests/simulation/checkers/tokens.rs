@@ -16,7 +16,7 @@ pub fn check(story: &Story<'_>, conditions: &Conditions) -> Vec<Violation> {
     }
     // The greatest so far and where; what each hold was told, in order. A copy of a request can make a
     // hold anew that was removed by force.
-    let mut greatest: BTreeMap<&Arc<str>, (u64, usize)> = BTreeMap::new();
+    let mut greatest: BTreeMap<&Arc<str>, Given> = BTreeMap::new();
     let mut told: BTreeMap<HoldId, Vec<(u64, usize)>> = BTreeMap::new();
     for (index, _, what) in story.iter() {
         match what {
@@ -25,31 +25,31 @@ pub fn check(story: &Story<'_>, conditions: &Conditions) -> Vec<Violation> {
                     continue;
                 };
                 let hold = ran.did.hold;
-                // One who joins readers has what they have; unless the counter goes back, and they stay.
-                let joins = ran.did.kind == LockKind::Read
-                    && ran.did.verb == Done::Acquire
-                    && ran
-                        .change
-                        .as_ref()
-                        .is_some_and(|(before, _)| !before.is_empty());
-                if makes(ran) && joins {
-                    if let Some((before, shown)) = greatest.get(&ran.did.name)
-                        && token != *before
-                        && conditions.counters_kept
-                    {
-                        let what = format!("token {token} of {} beside {before}", Holder(hold));
-                        verdict.broken(&[*shown, index], what);
-                    }
-                    let kept = greatest.entry(&ran.did.name).or_insert((token, index));
-                    *kept = (*kept).max((token, kept.1));
-                } else if makes(ran) {
-                    if let Some((before, shown)) = greatest.get(&ran.did.name)
-                        && token <= *before
-                    {
-                        let what = format!("token {token} of {} after {before}", Holder(hold));
-                        verdict.broken(&[*shown, index], what);
-                    } else {
-                        greatest.insert(&ran.did.name, (token, index));
+                let reads = ran.did.kind == LockKind::Read && ran.did.verb == Done::Acquire;
+                if makes(ran) {
+                    let before = greatest.get(&ran.did.name).copied();
+                    let wrong = before.is_some_and(|before| {
+                        // One who joins readers has what they have, unless the counter was lost
+                        // meanwhile; the first may find the lock of readers who are dead.
+                        if reads && joins(ran) && conditions.counters_kept {
+                            token != before.token
+                        } else if reads && (before.reads || !conditions.counters_kept) {
+                            token < before.token && conditions.counters_kept
+                        } else {
+                            token <= before.token
+                        }
+                    });
+                    if let Some(before) = before.filter(|_| wrong) {
+                        let (hold, greatest) = (Holder(hold), before.token);
+                        let what = format!("token {token} of {hold} after {greatest}");
+                        verdict.broken(&[before.index, index], what);
+                    } else if before.is_none_or(|before| before.token <= token) {
+                        let given = Given {
+                            token,
+                            index,
+                            reads,
+                        };
+                        greatest.insert(&ran.did.name, given);
                     }
                 } else if let Some((before, shown)) = told.get(&hold).and_then(|told| told.last())
                     && token != *before
@@ -72,6 +72,22 @@ pub fn check(story: &Story<'_>, conditions: &Conditions) -> Vec<Violation> {
         }
     }
     verdict.found
+}
+
+/// The greatest token so far.
+#[derive(Clone, Copy)]
+struct Given {
+    token: u64,
+    index: usize,
+    /// By one who reads.
+    reads: bool,
+}
+
+/// Whether somebody was there before.
+fn joins(ran: &Ran) -> bool {
+    ran.change
+        .as_ref()
+        .is_some_and(|(before, _)| !before.is_empty())
 }
 
 /// Whether the hold is there because of this op.
