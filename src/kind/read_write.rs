@@ -114,10 +114,6 @@ impl RwLock {
     /// # Cancel safety
     ///
     /// Once polled it goes on if the future is dropped, and what it is then is released.
-    #[expect(
-        clippy::result_large_err,
-        reason = "the guard is no worse for being given back"
-    )]
     pub async fn try_upgrade(guard: LockGuard) -> Result<LockGuard, (LockGuard, Error)> {
         let alone = guard.alone().await;
         let hold = Arc::clone(guard.hold());

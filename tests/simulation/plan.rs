@@ -217,7 +217,7 @@ pub fn name_of(name: usize) -> Arc<str> {
 const CROWDED: u64 = 0x6372_6f77_6400;
 
 /// What the seed of a plan is mixed with for the sides of its locks.
-const SIDES: u64 = 0x7369_6465_7300;
+const SIDES: u64 = 0x5349_4445_5300;
 
 /// How many names there are.
 pub const NAMES: usize = 3;

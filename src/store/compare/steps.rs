@@ -269,7 +269,7 @@ impl Foreign {
                 leases,
                 ttl_ms,
             } => {
-                let fields = fields.iter().cloned().filter(|(field, _)| field != "mode");
+                let fields = fields.iter().filter(|(field, _)| field != "mode").cloned();
                 let mut fields: BTreeMap<_, _> = fields
                     .map(|(field, value)| (field, value.to_owned()))
                     .collect();

@@ -51,14 +51,13 @@ pub(crate) fn script_for(op: &Op) -> &'static Script {
         (Kind::Plain, Verb::Acquire { .. }) => &SCRIPTS.acquire,
         (Kind::Plain, Verb::Release { .. }) => &SCRIPTS.release,
         (Kind::Plain, Verb::Renew { .. }) => &SCRIPTS.renew,
-        (Kind::Plain, Verb::HandOff { .. }) => &SCRIPTS.hand_off,
         (Kind::Plain, Verb::ForceRelease { .. }) => &SCRIPTS.force_release,
         (Kind::Read, Verb::Acquire { .. }) => &SCRIPTS.read_acquire,
         (Kind::Write, Verb::Acquire { .. }) => &SCRIPTS.write_acquire,
         (Kind::Read | Kind::Write, Verb::Release { .. }) => &SCRIPTS.rw_release,
         (Kind::Read | Kind::Write, Verb::Renew { .. }) => &SCRIPTS.rw_renew,
-        // From one writer to the next: the mode stays as it is.
-        (Kind::Read | Kind::Write, Verb::HandOff { .. }) => &SCRIPTS.hand_off,
+        // Also from one writer to the next, of which nobody else is told: the mode stays as it is.
+        (_, Verb::HandOff { .. }) => &SCRIPTS.hand_off,
         (Kind::Read | Kind::Write, Verb::ForceRelease { .. }) => &SCRIPTS.rw_force_release,
         // No plain hold has a side to go to, and none of its owner ids is found.
         (_, Verb::Downgrade { .. }) => &SCRIPTS.rw_downgrade,

@@ -93,8 +93,8 @@ fn unbacked(verdict: &mut Verdict<'_>, id: u64, hold: &Hold, until: Duration) {
 
 #[cfg(test)]
 mod tests {
-    use leasehold::LossReason;
-    use leasehold::testing::Done;
+    use leasehold::testing::{Answered, Done};
+    use leasehold::{LockKind, LossReason};
 
     use super::super::tale::{Tale, ms, rough, stormy};
 
@@ -115,6 +115,65 @@ mod tests {
             .released(1, 2);
         assert_eq!(tale.caught_under(rough), ["exclusion"]);
         assert_eq!(tale.caught_under(stormy), [""; 0]);
+    }
+
+    /// A reader and a writer of one lock; both entered on the server's word.
+    fn beside(first: LockKind, second: LockKind) -> Tale {
+        let both = [(1, 1), (2, 1)];
+        let granted = Answered::Granted(1);
+        Tale::new()
+            .side(first)
+            .granted_as(0, 1, 1)
+            .claimed_as(0, 1, 990, 1)
+            .at(10)
+            .side(second)
+            .does(1, Done::Acquire, 2, 1, granted, &both, Some(ms(990)))
+            .claimed_as(1, 2, 990, 1)
+            .at(20)
+            .left(1)
+            .side(first)
+            .does(0, Done::Release, 1, 0, Answered::Done, &both[1..], None)
+            .left(2)
+            .side(second)
+            .released(1, 2)
+    }
+
+    #[test]
+    fn only_readers_hold_it_at_once() {
+        let caught = |first, second| beside(first, second).caught_under(rough);
+        let (read, write) = (LockKind::Read, LockKind::Write);
+        assert_eq!(caught(read, read), [""; 0]);
+        for (first, second) in [(read, write), (write, read), (write, write)] {
+            let caught = caught(first, second);
+            assert!(caught.contains(&"exclusion"), "{caught:?}");
+            assert!(caught.contains(&"owners"), "{caught:?}");
+        }
+    }
+
+    /// What was a writer's lets readers in from when its client has asked for that.
+    #[test]
+    fn who_reads_on_is_not_alone() {
+        let tale = |asked: bool| {
+            let write = Tale::new().side(LockKind::Write).granted_as(0, 1, 1);
+            let mut tale = write.claimed_as(0, 1, 990, 1).at(10);
+            if asked {
+                tale = tale.unchanged(0, Done::Downgrade, 1, 1, Answered::Done);
+            }
+            let both = [(1, 1), (2, 1)];
+            let granted = Answered::Granted(1);
+            tale.side(LockKind::Read)
+                .does(1, Done::Acquire, 2, 1, granted, &both, Some(ms(990)))
+                .claimed_as(1, 2, 990, 1)
+                .left(2)
+                .does(1, Done::Release, 2, 0, Answered::Done, &both[..1], None)
+                .left(1)
+                .side(LockKind::Write)
+                .released(0, 1)
+        };
+        assert_eq!(tale(true).caught_under(rough), [""; 0]);
+        let caught = tale(false).caught_under(rough);
+        assert!(caught.contains(&"exclusion"), "{caught:?}");
+        assert!(caught.contains(&"owners"), "{caught:?}");
     }
 
     /// Nobody else is there yet.
@@ -185,7 +244,7 @@ mod tests {
             .claimed(1, 2, 1991)
             .at(1500)
             .lost(1, LossReason::DeadlinePassed)
-            .unchanged(0, Done::Release, 1, 0, leasehold::testing::Answered::Gone)
+            .unchanged(0, Done::Release, 1, 0, Answered::Gone)
             .left(2)
             .released(1, 2);
         let caught = tale.caught_under(|conditions| {

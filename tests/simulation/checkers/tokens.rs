@@ -100,9 +100,10 @@ fn makes(ran: &Ran) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use leasehold::LockKind;
     use leasehold::testing::{Answered, Done};
 
-    use super::super::tale::{Tale, stormy};
+    use super::super::tale::{Tale, rough, stormy};
 
     fn one_after_another(tokens: [u64; 2]) -> Tale {
         let [first, second] = tokens;
@@ -122,6 +123,28 @@ mod tests {
         assert_eq!(one_after_another([7, 7]).caught(), ["tokens"]);
         assert_eq!(one_after_another([7, 6]).caught(), ["tokens"]);
         assert_eq!(one_after_another([7, 8]).caught(), [""; 0]);
+    }
+
+    /// Who reads beside another has his token; a writer's is greater than both.
+    #[test]
+    fn a_reader_with_a_token_of_his_own_is_caught() {
+        let tale = |joined, written| {
+            let both = [(1, 1), (2, 1)];
+            let granted = Answered::Granted(joined);
+            Tale::new()
+                .side(LockKind::Read)
+                .granted_as(0, 1, 7)
+                .does(1, Done::Acquire, 2, 1, granted, &both, None)
+                .does(0, Done::Release, 1, 0, Answered::Done, &both[1..], None)
+                .released(1, 2)
+                .side(LockKind::Write)
+                .granted_as(0, 3, written)
+                .released(0, 3)
+        };
+        assert_eq!(tale(7, 8).caught_under(rough), [""; 0]);
+        assert_eq!(tale(8, 9).caught_under(rough), ["tokens"]);
+        assert_eq!(tale(6, 9).caught_under(rough), ["tokens"]);
+        assert_eq!(tale(7, 7).caught_under(rough), ["tokens"]);
     }
 
     #[test]

@@ -3,8 +3,9 @@
 -- The lock hash has a field `mode` (`read` or `write`), a field `<owner>` for each reader and a field
 -- `<owner>:write` for the writer; their values are hold counts. It lasts as long as the longest lease. A
 -- reader's own lease is in keys beside it, `<base>:<owner>:rwlock_timeout:<i>`: Redisson's readers have one
--- for each of their holds, i from 1 to the count, ours the first only. Those of other readers are not in
--- KEYS: their names are made of the fields found, as Redisson makes them, and share the slot of the hash.
+-- for each of their holds, i from 1 to the count, ours the first only. The names of other readers' keys are
+-- made of the fields found, as Redisson makes them, since who calls cannot know them; they share the slot of
+-- the hash.
 --
 -- A reader without such a key is dead. He is not there for anybody, and is removed in passing.
 
