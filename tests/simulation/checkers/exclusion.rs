@@ -164,6 +164,7 @@ mod tests {
             tale.side(LockKind::Read)
                 .does(1, Done::Acquire, 2, 1, granted, &both, Some(ms(990)))
                 .claimed_as(1, 2, 990, 1)
+                .at(20)
                 .left(2)
                 .does(1, Done::Release, 2, 0, Answered::Done, &both[..1], None)
                 .left(1)
