@@ -39,7 +39,7 @@ const BUGS: [(Bug, u64); 34] = [
     (Bug::BatchSpoilt, 700),
     (Bug::EndlessChain, 0),
     (Bug::RenewalOfAllReaders, 0),
-    (Bug::DowngradeTellsNobody, 0),
+    (Bug::DowngradeTellsNobody, 350),
     (Bug::LateReleaseAfterDowngrade, 0),
     (Bug::UpgradeThatWaits, 0),
     (Bug::UpgradeAmongReaders, 0),
