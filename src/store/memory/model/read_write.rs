@@ -415,7 +415,8 @@ fn settle(state: &mut State, now: &Now, name: &Arc<str>) -> bool {
 
 /// `read` or `write`.
 fn mode_of(state: &mut State, name: &Arc<str>) -> Result<String, Refusal> {
-    if matches!(state.keys.get(name), Some(key) if key.value == Value::Other) {
+    let key = state.keys.get(name).map(|key| &key.value);
+    if matches!(key, Some(Value::Other)) {
         return Err(conflict("the key is no hash"));
     }
     let mode = state
