@@ -54,8 +54,9 @@ pub fn check(story: &Story<'_>, conditions: &Conditions) -> Vec<Violation> {
 /// Whether a reader's hold went on as a writer's: nobody looks at its guard until that is answered, and the
 /// writer's keeps others out.
 fn goes_on(story: &Story<'_>, id: u64, hold: &Hold) -> bool {
-    let last = hold.stays.last().and_then(|stay| stay.to_index);
-    last.is_some_and(|index| match &story.records[index].what {
+    // A late copy of its request may bring it back for a while.
+    let mut ends = hold.stays.iter().filter_map(|stay| stay.to_index);
+    ends.any(|index| match &story.records[index].what {
         What::Ran(ran) => ran.did.verb == Done::Upgrade && ran.did.other == Some(id),
         _ => false,
     })
