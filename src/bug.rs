@@ -66,6 +66,20 @@ pub enum Bug {
     BatchSpoilt,
     /// The waiters of one client pass a lock on among themselves for ever.
     EndlessChain,
+    /// A reader's renewal lengthens the leases of all who read, also of those who are dead.
+    RenewalOfAllReaders,
+    /// Where writing ends and reading goes on nobody is told.
+    DowngradeTellsNobody,
+    /// The last release of one who reads where he wrote removes the writer, whoever that is.
+    LateReleaseAfterDowngrade,
+    /// To write while one reads waits, for oneself.
+    UpgradeThatWaits,
+    /// The only reader writes though others have come in.
+    UpgradeAmongReaders,
+    /// Each reader makes a token of his own.
+    TokenPerReader,
+    /// The lock is forgotten when one of several readers leaves.
+    ReadersForgotten,
 }
 
 #[cfg(feature = "testing")]

@@ -15,7 +15,7 @@ use crate::error::Error;
 use crate::guard::ReleaseOutcome;
 use crate::inspect::{self, Inspection};
 use crate::key::KeyScheme;
-use crate::kind::Kind;
+use crate::kind::{Kind, RwLock};
 use crate::lock::Lock;
 use crate::store::memory::MemoryStore;
 use crate::store::redis::{ConnectFailure, RedisConfig, RedisStore};
@@ -127,6 +127,13 @@ impl LockClient {
     /// [`context`](Self::context), or [`LockGuard::context`](crate::LockGuard::context).
     pub fn lock(&self, name: impl Into<Arc<str>>) -> Lock {
         self.context().lock(name)
+    }
+
+    /// A read/write lock for a contender of its own: short for `client.context().rw_lock(name)`.
+    ///
+    /// Its two sides, [`read`](RwLock::read) and [`write`](RwLock::write), belong to the same contender.
+    pub fn rw_lock(&self, name: impl Into<Arc<str>>) -> RwLock {
+        self.context().rw_lock(name)
     }
 
     /// Who holds the lock `name`, as [`Lock::inspect`].

@@ -85,7 +85,8 @@ impl Queues {
         let now = engine.now();
         let mut by_name = self.by_name.lock();
         let line = match by_name.get(&(kind, Arc::clone(name))) {
-            Some(line) if wish.once && line.is_in_use() => return None,
+            // Those who read keep nobody out who wants to read.
+            Some(line) if wish.once && !kind.is_shared() && line.is_in_use() => return None,
             Some(line) => Arc::clone(line),
             None => {
                 let line = Arc::new(Line::new(engine, kind, name));
@@ -120,6 +121,7 @@ impl Queues {
         drop(state);
         drop(by_name);
         engine.store.believes(Belief::Joined {
+            kind,
             name,
             place: waiter.number,
         });
@@ -175,16 +177,31 @@ impl Queues {
     /// This client has freed the name: whoever waits for it here may try, those elsewhere first. `heard`
     /// is how many connections were told.
     pub(crate) fn freed(&self, kind: Kind, name: &Arc<str>, heard: u64) {
-        if let Some(line) = self.line(kind, name) {
-            line.freed(heard);
+        for side in kind.sides() {
+            let Some(line) = self.line(*side, name) else {
+                continue;
+            };
+            // One connection of this client listens, for whichever of its lines.
+            let others = kind.sides().iter().filter(|other| *other != side);
+            let listening = others
+                .filter_map(|other| self.line(*other, name))
+                .any(|other| other.state.lock().listening);
+            line.freed(heard, listening);
+        }
+    }
+
+    /// Those on this side may come in now, though the lock is not free.
+    pub(crate) fn let_in(&self, side: Kind, name: &Arc<str>) {
+        if let Some(line) = self.line(side, name) {
+            line.freed(0, false);
         }
     }
 
     /// The last level of a hold was left: the next in line gets it, or it is released.
     pub(crate) fn pass_on(&self, hold: &Arc<Hold>, reply: Option<oneshot::Sender<ReleaseOutcome>>) {
         match self.line(hold.kind, &hold.name) {
-            Some(line) => line.hand_off(hold, reply),
-            None => hold.post_release(reply),
+            Some(line) if hold.may_be_handed_on() => line.hand_off(hold, reply),
+            _ => hold.post_release(reply),
         }
     }
 
@@ -414,6 +431,7 @@ impl Ticket {
 impl Drop for Ticket {
     fn drop(&mut self) {
         self.line.engine.store.believes(Belief::Departed {
+            kind: self.line.kind,
             name: &self.line.name,
             place: self.waiter.number,
             served: self.claimed,
@@ -572,12 +590,13 @@ impl Line {
         self.kick.notify_one();
     }
 
-    fn freed(&self, heard: u64) {
+    /// `listening`: another line of this client is among those who heard it.
+    fn freed(&self, heard: u64, listening: bool) {
         {
             let mut state = self.state.lock();
             state.claimed_until = None;
             state.releasing = false;
-            if heard > u64::from(state.listening) && !state.waiters.is_empty() {
+            if heard > u64::from(state.listening || listening) && !state.waiters.is_empty() {
                 let pause = self.jittered(STAND_BACK);
                 state.stand_back = Some(later(self.engine.now(), pause));
             }
@@ -982,7 +1001,10 @@ impl Line {
             let mut state = self.state.lock();
             state.offered = false;
             state.moved_at = Some(self.engine.now());
-            state.claimed_until = Some(until);
+            // Who reads keeps nobody out who wants to read.
+            let shared = self.kind.is_shared();
+            state.claimed_until = Some(until).filter(|_| !shared);
+            state.try_now |= shared;
             state.remove(waiter);
             waiter.number < state.taken_below
         };

@@ -9,7 +9,7 @@ use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard};
 
 use crate::engine::Handle;
 use crate::hold::Hold;
-use crate::kind::Kind;
+use crate::kind::{Kind, RwLock};
 use crate::lock::Lock;
 use crate::sync::Mutex;
 
@@ -70,6 +70,16 @@ impl LockContext {
             Arc::clone(&self.handle),
             Arc::clone(&self.flow),
             Kind::Plain,
+            name.into(),
+        )
+    }
+
+    /// The read/write lock called `name`, for this contender: many may read at once, one may write. No
+    /// round trip; a bad name is an error of the verb.
+    pub fn rw_lock(&mut self, name: impl Into<Arc<str>>) -> RwLock {
+        RwLock::new(
+            Arc::clone(&self.handle),
+            Arc::clone(&self.flow),
             name.into(),
         )
     }
@@ -145,7 +155,8 @@ pub(crate) struct Place {
 
 impl Flow {
     pub(crate) fn place(self: &Arc<Self>, kind: Kind, name: &Arc<str>) -> Place {
-        let key = (kind, Arc::clone(name));
+        // One for both sides of a read/write lock: who writes may read as well.
+        let key = (kind.sides()[0], Arc::clone(name));
         let mut names = self.names.lock();
         let named = names.entry(key.clone()).or_insert_with(|| Named {
             spot: Arc::default(),

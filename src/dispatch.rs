@@ -169,14 +169,17 @@ impl Job {
 
     fn queue(&self) -> Queue {
         match self.op.verb {
-            Verb::Release { .. } | Verb::ForceRelease { .. } => Queue::Releases,
+            Verb::Release { .. } | Verb::ForceRelease { .. } | Verb::Downgrade { .. } => {
+                Queue::Releases
+            }
             Verb::Renew { .. } => Queue::Renewals,
-            Verb::HandOff { .. } => Queue::HandOffs,
+            Verb::HandOff { .. } | Verb::Upgrade { .. } => Queue::HandOffs,
             Verb::Acquire { .. } => Queue::Acquires,
         }
     }
 
-    /// The hold whose lane this travels in: operations of inner levels, which set the count.
+    /// The hold whose lane this travels in: operations of inner levels, which set the count, and those
+    /// that change its side.
     fn lane(&self) -> Option<OwnerId> {
         match self.op.verb {
             Verb::Acquire {
@@ -184,7 +187,9 @@ impl Job {
             }
             | Verb::Release {
                 owner, count: 1.., ..
-            } => Some(owner),
+            }
+            | Verb::Downgrade { owner, .. }
+            | Verb::Upgrade { from: owner, .. } => Some(owner),
             _ => None,
         }
     }

@@ -152,7 +152,9 @@ impl Engine {
         if self.grants.live.load(Ordering::Relaxed) > FEW_HOLDS {
             return None;
         }
-        let own = |hold: &Arc<Hold>| hold.kind == kind && hold.name == *name && hold.is_held();
+        let own = |hold: &Arc<Hold>| {
+            hold.kind.sides() == kind.sides() && hold.name == *name && hold.is_held()
+        };
         self.watchdog.holds().into_iter().find(own)
     }
 

@@ -90,6 +90,18 @@ pub enum Error {
         source: Source,
     },
 
+    /// This flow of work reads, and wants to write without letting go: it would wait for itself. Nothing
+    /// was asked, and what it holds is held. Release the read guard first, or give it to
+    /// [`RwLock::try_upgrade`](crate::RwLock::try_upgrade), which does not wait.
+    #[error(
+        "lock `{name}` is held for reading by the one who wants to write: \
+         release that first, or use `RwLock::try_upgrade`"
+    )]
+    WouldDeadlock {
+        /// The lock.
+        name: String,
+    },
+
     /// The client was closed, or the runtime it was built on has ended.
     #[error("client is closed")]
     Closed,
@@ -115,7 +127,8 @@ impl Error {
     /// Whether the same call may succeed later with nothing changed by the caller.
     ///
     /// False for what needs a decision first: [`Lost`](Self::Lost), [`Conflict`](Self::Conflict),
-    /// [`Denied`](Self::Denied), [`Closed`](Self::Closed) and [`Config`](Self::Config).
+    /// [`Denied`](Self::Denied), [`WouldDeadlock`](Self::WouldDeadlock), [`Closed`](Self::Closed) and
+    /// [`Config`](Self::Config).
     pub fn is_retryable(&self) -> bool {
         match self {
             Self::TimedOut { .. }
@@ -125,6 +138,7 @@ impl Error {
             Self::Lost { .. }
             | Self::Conflict { .. }
             | Self::Denied { .. }
+            | Self::WouldDeadlock { .. }
             | Self::Closed
             | Self::Config { .. } => false,
         }

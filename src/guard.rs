@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::task::{Poll, ready};
 use std::time::Duration;
 
-use tokio::sync::oneshot;
+use tokio::sync::{OwnedMutexGuard, oneshot};
 use tokio_util::sync::CancellationToken;
 
 use crate::config::validate_lease;
@@ -36,6 +36,8 @@ pub enum LossReason {
     Forced,
     /// The longest time the lock may be held is over; see [`max_hold`](crate::Lock::max_hold).
     MaxHold,
+    /// It was to go on [writing](crate::RwLock::try_upgrade), and whether it does was not answered.
+    UpgradeUnconfirmed,
     /// The client was closed, or its runtime ended.
     ClientClosed,
 }
@@ -44,7 +46,7 @@ impl LossReason {
     /// Whether the server may still have a hold lost for this reason.
     pub(crate) fn may_be_on_server(self) -> bool {
         match self {
-            Self::DeadlinePassed | Self::MaxHold => true,
+            Self::DeadlinePassed | Self::MaxHold | Self::UpgradeUnconfirmed => true,
             // Gone, or released by whoever ended it.
             Self::KeyGone | Self::TakenByOther | Self::Forced | Self::ClientClosed => false,
         }
@@ -59,6 +61,7 @@ impl fmt::Display for LossReason {
             Self::TakenByOther => "another owner has it",
             Self::Forced => "it was released by force",
             Self::MaxHold => "the longest time to hold it is over",
+            Self::UpgradeUnconfirmed => "whether it went on writing was not answered",
             Self::ClientClosed => "the client was closed",
         })
     }
@@ -284,7 +287,11 @@ impl LockGuard {
         self.renew("extend", lease).await
     }
 
-    async fn renew(&self, operation: &'static str, lease: Duration) -> Result<(), Error> {
+    pub(crate) async fn renew(
+        &self,
+        operation: &'static str,
+        lease: Duration,
+    ) -> Result<(), Error> {
         self.ensure_held()?;
         let (reply, answer) = oneshot::channel();
         let mut job = self.hold.renewal(
@@ -398,6 +405,30 @@ impl LockGuard {
 
     pub(crate) fn hold(&self) -> &Arc<Hold> {
         &self.hold
+    }
+
+    /// Waits for acquisitions of this name through its flow to be over; none begins while the answer is
+    /// kept.
+    pub(crate) async fn alone(&self) -> Option<OwnedMutexGuard<()>> {
+        match &self.place {
+            Some(place) => Some(place.enter().await),
+            None => None,
+        }
+    }
+
+    /// The same place of its flow, with another hold instead of this guard's, which is over.
+    pub(crate) fn with_hold(mut self, hold: Arc<Hold>, level: u32) -> Self {
+        let place = self.place.take();
+        if let Some(place) = &place {
+            place.remember(&hold);
+        }
+        Self {
+            handle: Arc::clone(&self.handle),
+            flow: Arc::clone(&self.flow),
+            place,
+            hold,
+            level,
+        }
     }
 }
 

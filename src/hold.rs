@@ -97,6 +97,23 @@ struct State {
     appointment: Option<Appointment>,
     /// Server time until which an unanswered attempt of the acquisition may still run.
     open_until_us: Option<u64>,
+    side: Side,
+}
+
+/// Which side of a read/write lock a hold is on, when it began as a writer's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Side {
+    /// The one it was acquired on.
+    Own,
+    /// It is to go on as a reader's, and the server has not been asked, or would not.
+    ToRead,
+    /// The server was asked.
+    Asked,
+    /// It goes on as a reader's.
+    Reads,
+    /// A reader's, which was asked to go on as the writer's: the server may know it by another name. It is
+    /// not renewed, and what the server does not find is not lost for that.
+    Upgrading,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -114,6 +131,8 @@ struct Level {
     renewed: bool,
     lease: Duration,
     ends: Option<Instant>,
+    /// Entered for reading.
+    shared: bool,
 }
 
 /// What entering another level amounted to.
@@ -124,6 +143,14 @@ pub(crate) enum Entered {
         level: u32,
         depth: u32,
     },
+    /// A level within a hold that writes, of which the server is not told: nobody else may enter. Its
+    /// lease is to be asked for if `lengthen`.
+    Within {
+        level: u32,
+        lengthen: bool,
+    },
+    /// To write within a hold that reads: it would wait for itself.
+    WouldDeadlock,
     Lost(LossReason),
     /// The last level has just left: there is no hold to enter.
     Over,
@@ -187,6 +214,7 @@ impl Hold {
                 asked: None,
                 appointment: None,
                 open_until_us: answered.open_until_us,
+                side: Side::Own,
             }),
         })
     }
@@ -212,7 +240,7 @@ impl Hold {
             ends = ends.map(|ends| ends.min(state.term.end));
         }
         state.since = now;
-        let level = state.add_level(terms, ends);
+        let level = state.add_level(terms, ends, self.kind.is_shared());
         let known = seeded(Bug::WatchdogByName) && bug::enter(self.engine.client, &self.name);
         if terms.renewed && !known {
             let left = state.term.end.saturating_duration_since(now);
@@ -239,8 +267,8 @@ impl Hold {
         Some(level)
     }
 
-    /// Adds a level for a nested acquisition about to be posted, and says to which count.
-    pub(crate) fn enter(self: &Arc<Self>, terms: &Terms) -> Entered {
+    /// Adds a level for a nested acquisition on this side about to be posted, and says to which count.
+    pub(crate) fn enter(self: &Arc<Self>, side: Kind, terms: &Terms) -> Entered {
         let now = self.engine.now();
         let _ = self.check(now);
         let mut state = self.state.lock();
@@ -249,13 +277,29 @@ impl Hold {
             Phase::Lost(reason) => return Entered::Lost(reason),
             Phase::Offered | Phase::Releasing | Phase::Ended => return Entered::Over,
         }
-        let level = state.add_level(terms, terms.max_hold.map(|max| later(now, max)));
-        let depth = state.depth();
+        let within = side.is_shared() && state.writes();
+        if !side.is_shared() && !state.writes() {
+            return if seeded(Bug::UpgradeThatWaits) {
+                Entered::Over
+            } else {
+                Entered::WouldDeadlock
+            };
+        }
+        let lengthen = state
+            .renewed_lease()
+            .is_none_or(|lease| lease < terms.lease);
+        let ends = terms.max_hold.map(|max| later(now, max));
+        let level = state.add_level(terms, ends, side.is_shared());
+        let depth = state.count();
         if terms.renewed && state.renew_at.is_none() && !state.renewing {
             state.renew_at = Some(later(now, terms.lease / 3));
         }
         self.make_appointment(&mut state);
-        Entered::Level { level, depth }
+        if within {
+            Entered::Within { level, lengthen }
+        } else {
+            Entered::Level { level, depth }
+        }
     }
 
     /// Takes a confirmation by the store into account.
@@ -411,6 +455,7 @@ impl Hold {
         // A hold past its deadline is lost, even if nobody has looked yet.
         let _ = self.check(self.engine.now());
         let mut state = self.state.lock();
+        let shared = state.levels.iter().any(|it| it.id == level && it.shared);
         state.levels.retain(|other| other.id != level);
         let mut depth = state.depth();
         if depth == 1 && state.asked.is_some() && seeded(Bug::NestedNotCounted) {
@@ -423,11 +468,24 @@ impl Hold {
                 }
                 self.make_appointment(&mut state);
                 let unanswered = state.asked.is_some();
+                let (writes, count) = (state.writes(), state.count());
+                if !shared && !writes {
+                    state.side = Side::ToRead;
+                }
                 drop(state);
                 if unanswered && seeded(Bug::NestedCleanUpReleasesAll) {
                     self.post_release(None);
                 }
-                self.post_inner_release(depth, reply);
+                if shared != writes {
+                    self.post_inner_release(count, depth, reply);
+                } else if shared {
+                    // The server never heard of this level.
+                    if let Some(reply) = reply {
+                        let _ = reply.send(ReleaseOutcome::StillHeld { depth });
+                    }
+                } else {
+                    self.post_downgrade(reply);
+                }
                 Left::Inner { depth }
             }
             Phase::Held => {
@@ -472,7 +530,7 @@ impl Hold {
             renewed: true,
             max_hold: None,
         };
-        state.add_level(&terms, None);
+        state.add_level(&terms, None, self.kind.is_shared());
         state.renew_at = Some(later(self.engine.now(), self.lease / 3));
         self.make_appointment(&mut state);
     }
@@ -514,7 +572,8 @@ impl Hold {
         let now = self.engine.now();
         {
             let mut state = self.state.lock();
-            if state.phase != Phase::Held || state.renewing || state.over(now).is_some() {
+            let idle = state.renewing || state.side == Side::Upgrading;
+            if state.phase != Phase::Held || idle || state.over(now).is_some() {
                 return;
             }
             if state.renewed_lease().is_some() {
@@ -539,7 +598,7 @@ impl Hold {
             let mut state = self.state.lock();
             let lease = state.to_ask(lease, now);
             state.asked = state.asked.max(Some(lease));
-            (state.depth().max(1), lease, state.term.deadline)
+            (state.count().max(1), lease, state.term.deadline)
         };
         let verb = Verb::Renew {
             owner: self.owner,
@@ -582,12 +641,13 @@ impl Hold {
 
     fn post_inner_release(
         self: &Arc<Self>,
+        count: u32,
         depth: u32,
         reply: Option<oneshot::Sender<ReleaseOutcome>>,
     ) {
         let verb = Verb::Release {
             owner: self.owner,
-            count: depth,
+            count,
             also: None,
         };
         let give_up = later(self.engine.now(), self.command_timeout());
@@ -598,6 +658,116 @@ impl Hold {
         });
         let job = Job::new(self.op(verb), self.command_timeout(), give_up, requester);
         self.engine.dispatcher.post(job);
+    }
+
+    /// Whether the next in line on its own side may have it when it is left.
+    pub(crate) fn may_be_handed_on(&self) -> bool {
+        !self.kind.is_shared() && self.state.lock().side == Side::Own
+    }
+
+    /// Asks the server to let the hold go on as a reader's, if that is still to be.
+    fn post_downgrade(self: &Arc<Self>, reply: Option<oneshot::Sender<ReleaseOutcome>>) {
+        let now = self.engine.now();
+        let (depth, count, lease, give_up) = {
+            let mut state = self.state.lock();
+            if state.phase != Phase::Held || state.side != Side::ToRead {
+                return;
+            }
+            state.side = Side::Asked;
+            let lease = state.to_ask(state.renewed_lease().unwrap_or_default(), now);
+            state.asked = state.asked.max(Some(lease));
+            (state.depth(), state.count(), lease, state.term.deadline)
+        };
+        let verb = Verb::Downgrade {
+            owner: self.owner,
+            count,
+            lease_ms: millis(lease).max(1),
+        };
+        let requester = Box::new(Downgrade {
+            hold: Arc::clone(self),
+            depth,
+            reply,
+        });
+        let job = Job::new(self.op(verb), self.command_timeout(), give_up, requester);
+        self.engine.dispatcher.post(job);
+    }
+
+    /// Asks the server to let the only reader go on as the writer, under the owner id `to`; with the terms
+    /// of the one level there is. `None` if it is no such hold.
+    pub(crate) fn begin_upgrade(&self) -> Option<Terms> {
+        let mut state = self.state.lock();
+        let &[level] = state.levels.as_slice() else {
+            return None;
+        };
+        if state.phase != Phase::Held || !level.shared {
+            return None;
+        }
+        if !matches!(state.side, Side::Own | Side::Reads) {
+            return None;
+        }
+        state.side = Side::Upgrading;
+        (state.renew_at, state.late_at) = (None, None);
+        let now = self.engine.now();
+        Some(Terms {
+            lease: level.lease,
+            renewed: level.renewed,
+            max_hold: level.ends.map(|ends| ends.saturating_duration_since(now)),
+        })
+    }
+
+    /// The job for that.
+    pub(crate) fn upgrade(
+        &self,
+        to: OwnerId,
+        lease: Duration,
+        requester: Box<dyn Requester>,
+    ) -> Job {
+        let verb = Verb::Upgrade {
+            from: self.owner,
+            to,
+            lease_ms: millis(lease).max(1),
+            token: self.engine.token_rule(&self.name),
+        };
+        let timeout = self.command_timeout();
+        Job::new(self.op(verb), timeout, self.term_deadline(), requester)
+    }
+
+    /// It goes on under another owner id: for this one it is over. `false` if it had been lost before.
+    pub(crate) fn upgraded(self: &Arc<Self>) -> bool {
+        let appointment = {
+            let mut state = self.state.lock();
+            if state.phase != Phase::Held {
+                return false;
+            }
+            state.phase = Phase::Ended;
+            state.appointment.take()
+        };
+        if let Some(appointment) = appointment {
+            self.engine.watchdog.cancel(appointment);
+        }
+        self.engine
+            .store
+            .believes(Belief::Left { owner: self.owner });
+        if self.may_come_back() {
+            // A copy of its acquisition would make it anew, once nobody writes any more.
+            self.post_release(None);
+        }
+        self.engine.grant_ends();
+        true
+    }
+
+    /// It stays a reader's.
+    pub(crate) fn not_upgraded(self: &Arc<Self>) {
+        let now = self.engine.now();
+        let mut state = self.state.lock();
+        if state.side == Side::Upgrading {
+            state.side = Side::Reads;
+        }
+        if state.phase == Phase::Held {
+            state.renewing = false;
+            state.renew_at = state.renewed_lease().map(|_| now);
+            self.make_appointment(&mut state);
+        }
     }
 
     /// Whether a copy of its acquisition may still run, and make it anew.
@@ -698,7 +868,7 @@ impl Hold {
                 let recovered = {
                     let now = self.engine.now();
                     let mut state = self.state.lock();
-                    if state.phase != Phase::Held {
+                    if state.phase != Phase::Held || state.side == Side::Upgrading {
                         return;
                     }
                     if now < state.term.deadline {
@@ -715,12 +885,15 @@ impl Hold {
                 if let Some(end) = recovered {
                     observe::recovered(&self.engine, &self.name, self.owner, end);
                 }
+                self.post_downgrade(None);
             }
             Outcome::Answered(Answered {
                 answer: Answer::Gone(instead),
                 ..
             }) => {
-                self.lose(LossReason::from(*instead));
+                if self.state.lock().side != Side::Upgrading {
+                    self.lose(LossReason::from(*instead));
+                }
             }
             // No answer is never "no": again, until the deadline decides.
             Outcome::Answered(_)
@@ -728,7 +901,8 @@ impl Hold {
                 let now = self.engine.now();
                 let mut state = self.state.lock();
                 state.renewing = false;
-                if state.phase == Phase::Held && state.renewed_lease().is_some() {
+                let renewed = state.renewed_lease().is_some() && state.side != Side::Upgrading;
+                if state.phase == Phase::Held && renewed {
                     state.renew_at = Some(later(now, self.command_timeout()));
                     self.make_appointment(&mut state);
                 }
@@ -824,7 +998,19 @@ impl State {
         u32::try_from(self.levels.len()).unwrap_or(u32::MAX)
     }
 
-    fn add_level(&mut self, terms: &Terms, ends: Option<Instant>) -> u32 {
+    /// Whether one of its levels was entered for writing, or otherwise for its holder alone.
+    fn writes(&self) -> bool {
+        self.levels.iter().any(|level| !level.shared)
+    }
+
+    /// The levels that the server is told of: of those that read within one that writes it is not.
+    fn count(&self) -> u32 {
+        let writes = self.writes();
+        let told = self.levels.iter().filter(|level| level.shared != writes);
+        u32::try_from(told.count()).unwrap_or(u32::MAX)
+    }
+
+    fn add_level(&mut self, terms: &Terms, ends: Option<Instant>, shared: bool) -> u32 {
         let id = self.next_level;
         self.next_level = self.next_level.wrapping_add(1);
         self.levels.push(Level {
@@ -832,6 +1018,7 @@ impl State {
             renewed: terms.renewed,
             lease: terms.lease,
             ends,
+            shared,
         });
         id
     }
@@ -933,6 +1120,48 @@ impl Requester for InnerRelease {
             Outcome::Answered(_) | Outcome::Failed(_) => {}
         }
         if let Some(reply) = self.reply {
+            let _ = reply.send(told);
+        }
+    }
+}
+
+/// A writer's hold that is to go on as a reader's.
+struct Downgrade {
+    hold: Arc<Hold>,
+    depth: u32,
+    reply: Option<oneshot::Sender<ReleaseOutcome>>,
+}
+
+impl Requester for Downgrade {
+    fn wanted(&self) -> bool {
+        self.hold.is_held()
+    }
+
+    fn done(self: Box<Self>, outcome: Outcome) {
+        let Self { hold, depth, reply } = *self;
+        let mut told = ReleaseOutcome::StillHeld { depth };
+        match outcome {
+            Outcome::Answered(Answered {
+                answer: Answer::StillHeld { remaining_ms },
+                sent,
+                ..
+            }) => {
+                hold.state.lock().side = Side::Reads;
+                hold.confirmed(sent, remaining_ms);
+                hold.engine.queues.let_in(Kind::Read, &hold.name);
+            }
+            Outcome::Answered(Answered {
+                answer: Answer::Gone(instead),
+                ..
+            }) => {
+                if let Some(reason) = hold.lose(LossReason::from(instead)) {
+                    told = ReleaseOutcome::Lost(reason);
+                }
+            }
+            // It keeps readers out for longer than it should; the next renewal asks again.
+            Outcome::Answered(_) | Outcome::Failed(_) => hold.state.lock().side = Side::ToRead,
+        }
+        if let Some(reply) = reply {
             let _ = reply.send(told);
         }
     }
@@ -1128,6 +1357,7 @@ mod tests {
                     renewed,
                     lease,
                     ends: ends.map(|ends| later(since, ends)),
+                    shared: false,
                 });
                 let state = State {
                     phase: Phase::Held,
@@ -1144,6 +1374,7 @@ mod tests {
                     asked: None,
                     appointment: None,
                     open_until_us: None,
+                    side: Side::Own,
                 };
                 (state, later(since, now))
             },

@@ -18,11 +18,25 @@ use crate::observe::digest;
 use crate::store::{Answer, Cause, NoReply, Op, Snapshot, Verb};
 
 /// Which kind of lock a key is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum LockKind {
     /// The plain, reentrant lock.
     Plain,
+    /// A read/write lock that somebody reads under, or nobody holds.
+    Read,
+    /// A read/write lock that somebody writes under.
+    Write,
+}
+
+impl From<Kind> for LockKind {
+    fn from(kind: Kind) -> Self {
+        match kind {
+            Kind::Plain => Self::Plain,
+            Kind::Read => Self::Read,
+            Kind::Write => Self::Write,
+        }
+    }
 }
 
 /// Who holds a lock, as the server told it at one moment.
@@ -33,8 +47,10 @@ pub enum LockKind {
 pub struct Inspection {
     /// Which kind of lock it is.
     pub kind: LockKind,
-    /// Its holder; `None` when it is free.
+    /// Its holder, or the first of its readers; `None` when it is free.
     pub holder: Option<Holder>,
+    /// All who hold it: several only where they read.
+    pub holders: Vec<Holder>,
     /// The token of the newest hold, present or past; `None` when there is no counter.
     pub token: Option<FencingToken>,
     /// Processes that wait for a message of its release.
@@ -52,7 +68,7 @@ pub struct Holder {
     pub count: u32,
     /// Remaining lease; `None` when the key has no expiry.
     pub remaining: Option<Duration>,
-    /// What the holder's client calls itself.
+    /// What the holder's client calls itself. Of the first holder only, as are the next two.
     pub label: Option<String>,
     /// The holder's machine.
     pub host: Option<String>,
@@ -67,16 +83,35 @@ pub(crate) async fn inspect(
 ) -> Result<Inspection, Error> {
     let snapshot = look(engine, kind, name, "inspect").await?;
     let info = snapshot.holder_info;
-    Ok(Inspection {
-        kind: LockKind::Plain,
-        holder: snapshot.holders.first().map(|(owner, count)| Holder {
-            owner: digest(owner),
+    let writes = snapshot.mode.as_deref() == Some("write");
+    let mut holders: Vec<_> = snapshot
+        .holders
+        .iter()
+        .map(|(owner, count)| Holder {
+            owner: digest(owner.strip_suffix(WRITES).unwrap_or(owner)),
             count: *count,
-            remaining: snapshot.remaining_ms.map(Duration::from_millis),
-            label: info.get("label").cloned(),
-            host: info.get("host").cloned(),
-            pid: info.get("pid").and_then(|pid| pid.parse().ok()),
-        }),
+            remaining: match snapshot.readers.get(owner) {
+                Some(own) => own.map(Duration::from_millis),
+                None => snapshot.remaining_ms.map(Duration::from_millis),
+            },
+            label: None,
+            host: None,
+            pid: None,
+        })
+        .collect();
+    if let Some(first) = holders.first_mut() {
+        first.label = info.get("label").cloned();
+        first.host = info.get("host").cloned();
+        first.pid = info.get("pid").and_then(|pid| pid.parse().ok());
+    }
+    Ok(Inspection {
+        kind: match kind {
+            Kind::Plain => LockKind::Plain,
+            Kind::Read | Kind::Write if writes => LockKind::Write,
+            Kind::Read | Kind::Write => LockKind::Read,
+        },
+        holder: holders.first().cloned(),
+        holders,
         token: snapshot.token.map(FencingToken::new),
         waiting: snapshot.waiting,
     })
@@ -100,7 +135,8 @@ pub(crate) async fn force_release(
             },
         };
         let own = engine.watchdog.holds().into_iter();
-        let own = own.into_iter().find(|hold| hold.owner.to_string() == owner);
+        let id = owner.strip_suffix(WRITES).unwrap_or(&owner);
+        let own = own.into_iter().find(|hold| hold.owner.to_string() == id);
         if let Some(hold) = &own {
             hold.expect_force(true);
         }
@@ -155,8 +191,21 @@ async fn look(
     engine.ensure_open()?;
     let timeout = engine.config.command_timeout;
     let snapshot = engine.store.inspect(kind, name, timeout).await;
-    snapshot.map_err(|no| no_reply(name, operation, no))
+    let snapshot = snapshot.map_err(|no| no_reply(name, operation, no))?;
+    let conflict = match (kind, &snapshot.mode) {
+        (Kind::Plain, Some(_)) => "the key is a read/write lock",
+        (Kind::Read | Kind::Write, None) if !snapshot.holders.is_empty() => {
+            "the key is no read/write lock"
+        }
+        _ => return Ok(snapshot),
+    };
+    let source = Cause::new(conflict).into();
+    let name = name.to_string();
+    Err(Error::Conflict { name, source })
 }
+
+/// What the field of a writer ends with.
+const WRITES: &str = ":write";
 
 fn no_reply(name: &str, operation: &'static str, no: NoReply) -> Error {
     match no {

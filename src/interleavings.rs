@@ -82,7 +82,7 @@ const EVENTS: [(&str, Event); 9] = [
     }),
     ("asked", |held| held.hold.ask_now()),
     ("entered", |held| {
-        if let Entered::Level { level, .. } = held.hold.enter(&RENEWED) {
+        if let Entered::Level { level, .. } = held.hold.enter(Kind::Plain, &RENEWED) {
             held.hold.leave(level, None);
         }
     }),

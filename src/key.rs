@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use uuid::Uuid;
 
 use crate::error::Error;
-use crate::store::Channel;
+use crate::store::{Channel, OwnerId};
 
 /// How the keys and channels of a name are called.
 ///
@@ -71,7 +71,23 @@ impl KeyScheme {
                 redisson_prefix("redisson_lock__channel", name)
             }
             (Self::Prefix(prefix), Channel::Lock(name)) => tagged(prefix, "channel", name),
+            (Self::Redisson, Channel::ReadWrite(name)) => redisson_prefix("redisson_rwlock", name),
+            (Self::Prefix(prefix), Channel::ReadWrite(name)) => tagged(prefix, "rwchannel", name),
         }
+    }
+
+    /// What the keys with the leases of readers begin with.
+    pub(crate) fn readers(&self, name: &str) -> String {
+        match self {
+            Self::Redisson if name.contains('{') => name.to_owned(),
+            Self::Redisson => format!("{{{name}}}"),
+            Self::Prefix(prefix) => tagged(prefix, "reader", name),
+        }
+    }
+
+    /// The key with a reader's lease. Redisson numbers them by hold count; one is enough for us.
+    pub(crate) fn reader(&self, name: &str, owner: OwnerId) -> String {
+        format!("{}:{owner}:rwlock_timeout:1", self.readers(name))
     }
 
     /// What a client says of itself.

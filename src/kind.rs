@@ -1,8 +1,11 @@
 //! The kinds of lock: what a name is used as.
 
+mod read_write;
+
 use std::sync::Arc;
 
 use crate::store::Channel;
+pub use read_write::RwLock;
 
 /// A kind of lock. Two of one name may share a key, and then exclude each other or say `Conflict`; they
 /// never share a line, an owner id or a script.
@@ -10,6 +13,10 @@ use crate::store::Channel;
 pub(crate) enum Kind {
     /// One owner, in no order across processes.
     Plain,
+    /// The reading side of a read/write lock: any number of owners, while nobody writes.
+    Read,
+    /// Its writing side: one owner. A hold of this kind may go on as a reader's.
+    Write,
 }
 
 impl Kind {
@@ -17,6 +24,21 @@ impl Kind {
     pub(crate) fn channel(self, name: &Arc<str>) -> Channel {
         match self {
             Self::Plain => Channel::Lock(Arc::clone(name)),
+            Self::Read | Self::Write => Channel::ReadWrite(Arc::clone(name)),
         }
+    }
+
+    /// All sides of the same lock, who reads first. What frees one of them may free the others; a flow of
+    /// work has one hold of them together.
+    pub(crate) fn sides(self) -> &'static [Self] {
+        match self {
+            Self::Plain => &[Self::Plain],
+            Self::Read | Self::Write => &[Self::Read, Self::Write],
+        }
+    }
+
+    /// Whether several owners may have it at once.
+    pub(crate) fn is_shared(self) -> bool {
+        self == Self::Read
     }
 }

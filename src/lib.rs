@@ -79,6 +79,7 @@ pub use fencing::FencingToken;
 pub use guard::{LockGuard, LossReason, ReleaseOutcome};
 pub use inspect::{Holder, Inspection, LockKind};
 pub use key::KeyScheme;
+pub use kind::RwLock;
 pub use lock::Lock;
 
 #[cfg(doctest)]

@@ -115,6 +115,8 @@ impl Lock {
     ///
     /// * [`Error::Unreachable`], [`Error::Indeterminate`]: the server gave no answer for one default
     ///   lease (30 s). Nothing is held; what an unanswered attempt took is released in the background.
+    /// * [`Error::WouldDeadlock`]: this flow of work reads, and this is the [`write`](crate::RwLock::write)
+    ///   side of the same lock.
     /// * [`Error::Lost`]: this flow of work has a hold of this name that was lost, and its guards are
     ///   still alive. Drop them first.
     /// * [`Error::Conflict`], [`Error::Denied`], [`Error::OutOfMemory`]: as the server says.
@@ -305,11 +307,26 @@ impl Lock {
             return Ok(None);
         };
         if let Some(hold) = place.hold() {
-            match hold.enter(&terms) {
+            match hold.enter(self.kind, &terms) {
                 Entered::Level { level, depth } => {
                     let guard = self.guard(place, &hold, level);
                     self.nested(&guard, depth, &terms, budget).await?;
                     return Ok(Some(guard));
+                }
+                Entered::Within { level, lengthen } => {
+                    let guard = self.guard(place, &hold, level);
+                    if lengthen {
+                        let renewed = guard.renew("acquire", terms.lease);
+                        self.within(&engine.stopped, budget, renewed)
+                            .await?
+                            .ok_or_else(|| self.timed_out(engine.now() - started))??;
+                    }
+                    return Ok(Some(guard));
+                }
+                Entered::WouldDeadlock => {
+                    return Err(Error::WouldDeadlock {
+                        name: self.name.to_string(),
+                    });
                 }
                 Entered::Lost(reason) => {
                     return Err(Error::Lost {

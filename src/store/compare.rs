@@ -24,7 +24,7 @@ use proptest::test_runner::{Config, TestRunner};
 use super::memory::{self, State};
 use super::{Answer, Op};
 use server::{Listener, Redis, Server};
-use steps::{Step, any_step};
+use steps::{Step, any_steps};
 
 #[test]
 fn lua_does_what_the_model_does() {
@@ -38,7 +38,7 @@ fn lua_does_what_the_model_does() {
         ..Config::with_cases(cases())
     });
     runner
-        .run(&prop::collection::vec(any_step(), 1..25), |steps| {
+        .run(&any_steps(), |steps| {
             let (redis, told) = &mut *connections.borrow_mut();
             redis.connection.ask(&["FLUSHALL"]).unwrap();
             let mut both = Both::new(redis, told);
@@ -62,7 +62,7 @@ fn a_second_copy_of_any_op_changes_nothing() {
         ..Config::with_cases(cases())
     });
     runner
-        .run(&prop::collection::vec(any_step(), 1..25), |steps| {
+        .run(&any_steps(), |steps| {
             let mut state = State::default();
             let mut now_us = EPOCH_US;
             for step in steps {
@@ -155,6 +155,17 @@ impl<'a> Both<'a> {
             for (model, lua) in ttls {
                 prop_assert!(is_near(model, lua), "model {:?}, lua {:?}", model, lua);
             }
+            let whose = |all: &BTreeMap<_, _>| all.keys().cloned().collect::<Vec<(String, u32)>>();
+            prop_assert_eq!(whose(&model.readers), whose(&lua.readers));
+            for ((reader, model), lua) in model.readers.iter().zip(lua.readers.values()) {
+                prop_assert!(
+                    is_near(*model, *lua),
+                    "model {:?}, lua {:?}: {:?}",
+                    model,
+                    lua,
+                    reader
+                );
+            }
         }
         Ok(())
     }
@@ -201,7 +212,11 @@ impl<'a> Both<'a> {
     fn wait(&mut self, mut ms: u64) {
         let left: Vec<_> = everything(&mut self.state, self.now_us)
             .iter()
-            .flat_map(|name| [name.ttl_ms, name.counter_ttl_ms])
+            .flat_map(|name| {
+                let both = [name.ttl_ms, name.counter_ttl_ms];
+                let readers = name.readers.values().copied();
+                both.into_iter().chain(readers).collect::<Vec<_>>()
+            })
             .flatten()
             .collect();
         while left
@@ -266,6 +281,8 @@ struct Everything {
     ttl_ms: Option<u64>,
     counter: Option<String>,
     counter_ttl_ms: Option<u64>,
+    /// What is left of the leases of readers.
+    readers: BTreeMap<(String, u32), Option<u64>>,
 }
 
 fn everything(state: &mut State, now_us: u64) -> Vec<Everything> {
@@ -275,6 +292,7 @@ fn everything(state: &mut State, now_us: u64) -> Vec<Everything> {
             let name = name_of(name);
             let key = state.key(&name, now_us).cloned();
             let counter = state.counter(&name, now_us).cloned();
+            let readers = state.readers(&name);
             Everything {
                 ttl_ms: left(key.as_ref().and_then(|key| key.expires_ms)),
                 fields: key.map(|key| match key.value {
@@ -283,6 +301,10 @@ fn everything(state: &mut State, now_us: u64) -> Vec<Everything> {
                 }),
                 counter_ttl_ms: left(counter.as_ref().and_then(|counter| counter.expires_ms)),
                 counter: counter.map(|counter| counter.text),
+                readers: readers
+                    .into_iter()
+                    .map(|(reader, at)| (reader, left(at)))
+                    .collect(),
             }
         })
         .collect()

@@ -98,6 +98,20 @@ pub(crate) enum Verb {
         lease_ms: u64,
         token: TokenRule,
     },
+    /// Lets the writer go on as a reader, under the same owner id, with this count.
+    Downgrade {
+        owner: OwnerId,
+        count: u32,
+        lease_ms: u64,
+    },
+    /// Lets the only reader go on as the writer, under another owner id of the same client, with a new
+    /// lease and a new token. Never waits.
+    Upgrade {
+        from: OwnerId,
+        to: OwnerId,
+        lease_ms: u64,
+        token: TokenRule,
+    },
     /// Removes the named owner (text, as `inspect` showed it) and no other.
     ForceRelease { owner: String },
 }
@@ -238,6 +252,10 @@ pub(crate) enum Health {
 pub(crate) struct Snapshot {
     /// Fields of the hash, in no order: owner (text) and count.
     pub(crate) holders: Vec<(String, u32)>,
+    /// Of a read/write lock: `read` or `write`.
+    pub(crate) mode: Option<String>,
+    /// What is left of the leases of readers who have one of their own; dead ones are not among `holders`.
+    pub(crate) readers: BTreeMap<String, Option<u64>>,
     /// `None`: no expiry.
     pub(crate) remaining_ms: Option<u64>,
     pub(crate) token: Option<u64>,
@@ -251,6 +269,7 @@ impl Snapshot {
     /// The client of the first holder, if it is one of ours.
     pub(crate) fn holding_client(&self) -> Option<Uuid> {
         let (owner, _) = self.holders.first()?;
+        let owner = owner.strip_suffix(":write").unwrap_or(owner);
         owner.rsplit_once(':')?.0.parse().ok()
     }
 }
@@ -283,11 +302,13 @@ pub(crate) enum Belief<'a> {
     },
     /// Somebody stands in line.
     Joined {
+        kind: Kind,
         name: &'a Arc<str>,
         place: u64,
     },
     /// He was served, or left.
     Departed {
+        kind: Kind,
         name: &'a Arc<str>,
         place: u64,
         served: bool,

@@ -13,13 +13,15 @@ use crate::sync::{Mutex, Notify};
 pub(crate) enum Channel {
     /// Of a lock with this name: one contender of each process may try.
     Lock(Arc<str>),
+    /// Of a read/write lock: readers and writers alike may try.
+    ReadWrite(Arc<str>),
 }
 
 impl Channel {
     /// The name of the lock.
     pub(crate) fn name(&self) -> &Arc<str> {
         match self {
-            Self::Lock(name) => name,
+            Self::Lock(name) | Self::ReadWrite(name) => name,
         }
     }
 }
@@ -46,7 +48,8 @@ pub(crate) enum Listening {
 #[derive(Debug)]
 pub(crate) struct Topic {
     channel: Channel,
-    notify: Notify,
+    /// One for each listener: several of one client may wait for the same channel.
+    listeners: Mutex<Vec<Arc<Notify>>>,
     listening: watch::Sender<Listening>,
 }
 
@@ -55,9 +58,12 @@ impl Topic {
         &self.channel
     }
 
-    /// Says "try again". Kept for a listener that is not waiting at the moment.
+    /// Says "try again" to each listener. Kept for one that is not waiting at the moment.
     pub(crate) fn wake(&self) {
-        self.notify.notify_one();
+        let listeners = self.listeners.lock().clone();
+        for listener in listeners {
+            listener.notify_one();
+        }
     }
 
     pub(crate) fn set(&self, listening: Listening) {
@@ -90,13 +96,15 @@ impl Topics {
         let entry = by_channel.entry(channel.clone()).or_insert_with(|| Entry {
             topic: Arc::new(Topic {
                 channel: channel.clone(),
-                notify: Notify::new(),
+                listeners: Mutex::default(),
                 listening: watch::Sender::new(first),
             }),
             listeners: 0,
         });
         entry.listeners += 1;
         let topic = Arc::clone(&entry.topic);
+        let notify = Arc::new(Notify::new());
+        topic.listeners.lock().push(Arc::clone(&notify));
         let new = entry.listeners == 1;
         drop(by_channel);
         if new {
@@ -104,6 +112,7 @@ impl Topics {
         }
         Subscription {
             topic,
+            notify,
             topics: Arc::downgrade(self),
         }
     }
@@ -144,6 +153,7 @@ impl Topics {
 /// A listener's place; ends when dropped.
 pub(crate) struct Subscription {
     topic: Arc<Topic>,
+    notify: Arc<Notify>,
     topics: Weak<Topics>,
 }
 
@@ -166,12 +176,17 @@ impl Subscription {
 
     /// Completes at the next message, or at once if one came since the last call.
     pub(crate) async fn woken(&self) {
-        self.topic.notify.notified().await;
+        self.notify.notified().await;
     }
 }
 
 impl Drop for Subscription {
     fn drop(&mut self) {
+        let own = |listener: &Arc<Notify>| Arc::ptr_eq(listener, &self.notify);
+        self.topic
+            .listeners
+            .lock()
+            .retain(|listener| !own(listener));
         let Some(topics) = self.topics.upgrade() else {
             return;
         };

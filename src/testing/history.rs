@@ -7,6 +7,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use crate::guard::LossReason;
+use crate::inspect::LockKind;
 use crate::store::{Answer, Op, Verb};
 
 /// Everything that happened, in order.
@@ -43,6 +44,14 @@ pub enum What {
         owners: Owners,
         /// Its lease was over, by the server's clock; recorded when the server was next touched.
         expired: bool,
+    },
+    /// The lease of one reader ended, while others hold the lock; recorded when the server was next
+    /// touched.
+    ReaderGone {
+        /// The lock.
+        name: Arc<str>,
+        /// The reader's hold.
+        hold: HoldId,
     },
     /// A client sent a call.
     Sent {
@@ -89,6 +98,8 @@ pub enum What {
     Joined {
         /// Which client.
         client: usize,
+        /// On which side.
+        kind: LockKind,
         /// The lock.
         name: Arc<str>,
         /// The place.
@@ -98,6 +109,8 @@ pub enum What {
     Departed {
         /// Which client.
         client: usize,
+        /// On which side.
+        kind: LockKind,
         /// The lock.
         name: Arc<str>,
         /// The place.
@@ -154,13 +167,16 @@ pub struct Ran {
     pub answer: Answered,
     /// The owners before and after, if they changed.
     pub change: Option<(Owners, Owners)>,
-    /// What is left of the lease afterwards, in true milliseconds; `None` without key or expiry.
+    /// What is left of the lease afterwards, in true milliseconds; `None` without key or expiry. Of a
+    /// read/write lock: of this hold's own.
     pub left_ms: Option<u64>,
 }
 
 /// An op, as a checker sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Did {
+    /// What kind of lock, and on which side.
+    pub kind: LockKind,
     /// The lock.
     pub name: Arc<str>,
     /// What to do.
@@ -184,6 +200,10 @@ pub enum Done {
     Renew,
     /// `HandOff`.
     HandOff,
+    /// `Downgrade`.
+    Downgrade,
+    /// `Upgrade`.
+    Upgrade,
     /// `ForceRelease`.
     Force,
 }
@@ -224,14 +244,17 @@ impl Did {
             Verb::Release { owner, count, .. } => (Done::Release, owner.hold, *count),
             Verb::Renew { owner, count, .. } => (Done::Renew, owner.hold, *count),
             Verb::HandOff { to, .. } => (Done::HandOff, to.hold, 1),
+            Verb::Downgrade { owner, count, .. } => (Done::Downgrade, owner.hold, *count),
+            Verb::Upgrade { to, .. } => (Done::Upgrade, to.hold, 1),
             Verb::ForceRelease { owner } => (Done::Force, hold_of(owner), 0),
         };
         let other = match &op.verb {
-            Verb::HandOff { from, .. } => Some(from.hold),
+            Verb::HandOff { from, .. } | Verb::Upgrade { from, .. } => Some(from.hold),
             Verb::Release { also, .. } => also.map(|also| also.hold),
             _ => None,
         };
         Self {
+            kind: op.kind.into(),
             name: Arc::clone(&op.name),
             verb,
             hold: owner,
@@ -260,6 +283,7 @@ impl From<&Answer> for Answered {
 
 /// The hold in an owner's text; 0 if it is nobody of ours.
 pub(crate) fn hold_of(owner: &str) -> HoldId {
+    let owner = owner.strip_suffix(":write").unwrap_or(owner);
     owner
         .rsplit_once(':')
         .and_then(|(_, hold)| hold.parse().ok())
@@ -310,6 +334,10 @@ impl fmt::Display for Record {
                 let why = if *expired { "lease over" } else { "taken away" };
                 write!(f, "server      {name} {} is gone: {why}", owners(gone))
             }
+            What::ReaderGone { name, hold } => {
+                let hold = Holder(*hold);
+                write!(f, "server      {name} {hold} is gone: his lease is over")
+            }
             What::Sent {
                 client,
                 attempt,
@@ -345,17 +373,26 @@ impl fmt::Display for Record {
             What::Left { hold } => write!(f, "            {} is left", Holder(*hold)),
             What::Joined {
                 client,
+                kind,
                 name,
                 place,
-            } => write!(f, "client {client}    place {place} in line for {name}"),
+            } => write!(
+                f,
+                "client {client}    place {place} in line for {name}{}",
+                side(*kind)
+            ),
             What::Departed {
                 client,
+                kind,
                 name,
                 place,
                 served,
             } => {
-                let how = if *served { "served" } else { "left" };
-                write!(f, "client {client}    place {place} for {name}: {how}")
+                let (how, side) = (if *served { "served" } else { "left" }, side(*kind));
+                write!(
+                    f,
+                    "client {client}    place {place} for {name}{side}: {how}"
+                )
             }
             What::Fault(fault) => write!(f, "*** {fault}"),
             What::Note(Note::Wants { task, name }) => write!(f, "task {task}      wants {name}"),
@@ -371,17 +408,27 @@ impl fmt::Display for Record {
 impl fmt::Display for Did {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {
+            kind,
             name,
             verb,
             hold,
             count,
             other,
         } = self;
+        let name = format!("{name}{}", side(*kind));
         if let Some(other) = other {
             let (hold, other) = (Holder(*hold), Holder(*other));
             return write!(f, "{verb:?}({name}, {hold} and {other}, {count})");
         }
         write!(f, "{verb:?}({name}, {}, {count})", Holder(*hold))
+    }
+}
+
+fn side(kind: LockKind) -> &'static str {
+    match kind {
+        LockKind::Plain => "",
+        LockKind::Read => " (read)",
+        LockKind::Write => " (write)",
     }
 }
 

@@ -437,16 +437,19 @@ impl Net {
                     reason,
                 },
                 Belief::Left { owner } => What::Left { hold: owner.hold },
-                Belief::Joined { name, place } => What::Joined {
+                Belief::Joined { kind, name, place } => What::Joined {
+                    kind: kind.into(),
                     client,
                     name: Arc::clone(name),
                     place,
                 },
                 Belief::Departed {
+                    kind,
                     name,
                     place,
                     served,
                 } => What::Departed {
+                    kind: kind.into(),
                     client,
                     name: Arc::clone(name),
                     place,

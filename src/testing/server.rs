@@ -17,7 +17,7 @@ use crate::bug::{Bug, seeded};
 use crate::config::Config;
 use crate::env::{RealEnv, SharedEnv, later};
 use crate::store::clock::micros;
-use crate::store::memory::{EPOCH_US, Key, State, Value, apply};
+use crate::store::memory::{EPOCH_US, Gone, Key, State, Value, apply};
 use crate::store::{Answer, Channel, Op, Refusal, Snapshot};
 
 /// How the network between clients and a [`Server`] behaves. Chances are in a thousand.
@@ -490,8 +490,7 @@ impl Inner {
                     let after = owners(&mut state.store, &op.name, now_us);
                     let left_ms = state
                         .store
-                        .key(&op.name, now_us)
-                        .and_then(|key| key.expires_ms)
+                        .lease_of(op, now_us)
                         .map(|at| at.saturating_sub(now_us / 1000));
                     ran.push(Ran {
                         client,
@@ -604,10 +603,16 @@ impl Inside {
     fn expired(&mut self, now_us: u64) -> Vec<What> {
         let expired = self.store.take_expired(now_us).into_iter();
         expired
-            .map(|(name, key)| What::Vanished {
-                name,
-                owners: owners_of(&key),
-                expired: true,
+            .map(|gone| match gone {
+                Gone::Lock(name, key) => What::Vanished {
+                    name,
+                    owners: owners_of(&key),
+                    expired: true,
+                },
+                Gone::Reader(name, reader) => What::ReaderGone {
+                    name,
+                    hold: hold_of(&reader),
+                },
             })
             .collect()
     }
@@ -618,7 +623,8 @@ fn one_way_of(chance: &mut Chance, faults: &Faults) -> Duration {
 }
 
 fn owners(store: &mut State, name: &Arc<str>, now_us: u64) -> Owners {
-    store.key(name, now_us).map(owners_of).unwrap_or_default()
+    let key = store.living(name, now_us);
+    key.as_ref().map(owners_of).unwrap_or_default()
 }
 
 fn owners_of(key: &Key) -> Owners {

@@ -43,10 +43,21 @@ enum Way {
 
 const WAYS: [Way; 4] = [Way::Acquire, Way::Timeout, Way::Try, Way::Run];
 
+/// Each way, of each kind of lock.
+fn ways() -> impl Iterator<Item = (Way, Side)> {
+    WAYS.into_iter()
+        .flat_map(|way| SIDES.into_iter().map(move |side| (way, side)))
+}
+
 impl Way {
     /// Takes the lock this way; the guard is dropped at once, or lives as long as the work does.
     async fn take(self, ctx: &mut LockContext, name: &str) -> Result<(), Error> {
-        let mut lock = ctx.lock(name);
+        self.take_on(Side::Plain, ctx, name).await
+    }
+
+    /// The same of any kind of lock.
+    async fn take_on(self, side: Side, ctx: &mut LockContext, name: &str) -> Result<(), Error> {
+        let mut lock = side.of(ctx, name);
         match self {
             Self::Acquire => lock.acquire().await.map(drop),
             Self::Timeout => lock.acquire_timeout(secs(10)).await.map(drop),
@@ -72,17 +83,21 @@ fn a_taking_dropped_at_any_poll_leaves_a_free_lock_free() {
         let server = server();
         let client = client_of(&server.url(), LEASE).await;
         let prefix = unique_name();
-        for way in WAYS {
+        for (way, side) in ways() {
             let mut polls = 0;
             loop {
-                let name = format!("{prefix}-{way:?}-{polls}");
+                let name = format!("{prefix}-{side:?}-{way:?}-{polls}");
                 let mut ctx = client.context();
-                let done = polled(polls, way.take(&mut ctx, &name)).await;
+                let done = polled(polls, way.take_on(side, &mut ctx, &name)).await;
                 // The same flow of work has no trace of it either.
-                let again = ctx.lock(name.as_str()).acquire_timeout(SOON).await.unwrap();
+                let again = side
+                    .of(&mut ctx, &name)
+                    .acquire_timeout(SOON)
+                    .await
+                    .unwrap();
                 assert_eq!(again.depth(), 1);
                 assert_eq!(again.release().await, ReleaseOutcome::Released);
-                next_one_enters(&client, &name, SOON).await;
+                next_enters(side, &client, &name, SOON).await;
                 if let Some(done) = done {
                     done.unwrap();
                     break;
@@ -126,15 +141,15 @@ fn a_try_after_a_dropped_taking_is_an_attempt_of_its_own() {
 fn a_taking_in_memory_dropped_at_any_poll_leaves_a_free_lock_free() {
     turn_by_turn(async {
         let client = LockClient::in_memory();
-        for way in WAYS {
+        for (way, side) in ways() {
             for contended in [false, true] {
                 let mut polls = 0;
                 loop {
-                    let name = format!("{way:?}-{contended}-{polls}");
-                    let held = client.lock(name.as_str()).acquire().await.unwrap();
+                    let name = format!("{side:?}-{way:?}-{contended}-{polls}");
+                    let held = side.other().alone(&client, &name).acquire().await.unwrap();
                     let mut ctx = client.context();
                     let done = if contended {
-                        let mut taking = pin!(way.take(&mut ctx, &name));
+                        let mut taking = pin!(way.take_on(side, &mut ctx, &name));
                         let early = polled(1, taking.as_mut()).await;
                         assert!(early.is_none() || matches!(way, Way::Try));
                         drop(held);
@@ -144,9 +159,9 @@ fn a_taking_in_memory_dropped_at_any_poll_leaves_a_free_lock_free() {
                         polled(polls, taking).await
                     } else {
                         drop(held);
-                        polled(polls, way.take(&mut ctx, &name)).await
+                        polled(polls, way.take_on(side, &mut ctx, &name)).await
                     };
-                    next_one_enters(&client, &name, SOON).await;
+                    next_enters(side, &client, &name, SOON).await;
                     if let Some(done) = done {
                         done.unwrap();
                         break;
@@ -169,27 +184,27 @@ fn a_waiter_dropped_at_any_poll_leaves_the_line() {
         let client = client_of(&server.url(), LEASE).await;
         let other = client_of(&server.url(), LEASE).await;
         let prefix = unique_name();
-        for way in WAYS {
-            let name = format!("{prefix}-{way:?}");
-            let held = other.lock(name.as_str()).acquire().await.unwrap();
+        for (way, side) in ways() {
+            let name = format!("{prefix}-{side:?}-{way:?}");
+            let held = side.other().alone(&other, &name).acquire().await.unwrap();
             let mut polls = 0;
             // Beyond these it sleeps, subscribed.
             while polls < 600 {
                 let mut ctx = client.context();
-                if let Some(done) = polled(polls, way.take(&mut ctx, &name)).await {
+                if let Some(done) = polled(polls, way.take_on(side, &mut ctx, &name)).await {
                     assert!(matches!(way, Way::Try), "{done:?}");
                     done.unwrap();
                     break;
                 }
                 polls = next(polls);
             }
-            let busy = client.lock(name.as_str()).try_acquire().await.unwrap();
+            let busy = side.alone(&client, &name).try_acquire().await.unwrap();
             assert!(busy.is_none());
             let cli = server.cli().await;
-            cli.until_waiters(&name, 0).await;
+            cli.until_subscribers(&side.channel(&name), 0).await;
             assert_eq!(cli.count(&name).await, Some(1));
             assert_eq!(held.release().await, ReleaseOutcome::Released);
-            next_one_enters(&client, &name, SOON).await;
+            next_enters(side, &client, &name, SOON).await;
         }
         nothing_goes_on(server, &prefix, LEASE).await;
     });
@@ -204,23 +219,24 @@ fn a_waiter_dropped_at_any_poll_after_the_release_holds_nothing() {
         let other = client_of(&server.url(), LEASE).await;
         let cli = server.cli().await;
         let prefix = unique_name();
-        for way in [Way::Acquire, Way::Timeout, Way::Run] {
+        for (way, side) in ways().filter(|(way, _)| !matches!(way, Way::Try)) {
             let mut polls = 0;
             loop {
-                let name = format!("{prefix}-{way:?}-{polls}");
-                let held = other.lock(name.as_str()).acquire().await.unwrap();
+                let name = format!("{prefix}-{side:?}-{way:?}-{polls}");
+                let held = side.other().alone(&other, &name).acquire().await.unwrap();
                 let mut ctx = client.context();
+                let channel = side.channel(&name);
                 let done = {
-                    let mut taking = pin!(way.take(&mut ctx, &name));
+                    let mut taking = pin!(way.take_on(side, &mut ctx, &name));
                     tokio::select! {
                         biased;
                         _ = &mut taking => panic!("it is held"),
-                        () = cli.until_waiters(&name, 1) => {}
+                        () = cli.until_subscribers(&channel, 1) => {}
                     }
                     drop(held);
                     polled(polls, taking).await
                 };
-                next_one_enters(&client, &name, SOON).await;
+                next_enters(side, &client, &name, SOON).await;
                 if let Some(done) = done {
                     done.unwrap();
                     break;
@@ -284,14 +300,14 @@ fn a_nested_taking_dropped_at_any_poll_leaves_the_outer_hold_as_it_was() {
         let client = client_of(&server.url(), LEASE).await;
         let cli = server.cli().await;
         let prefix = unique_name();
-        for way in WAYS {
-            let name = format!("{prefix}-{way:?}");
+        for (way, side) in ways() {
+            let name = format!("{prefix}-{side:?}-{way:?}");
             let mut ctx = client.context();
-            let outer = ctx.lock(name.as_str()).acquire().await.unwrap();
+            let outer = side.of(&mut ctx, &name).acquire().await.unwrap();
             let token = outer.fencing_token().unwrap();
             let mut polls = 0;
             loop {
-                let done = polled(polls, way.take(&mut ctx, &name)).await;
+                let done = polled(polls, way.take_on(side, &mut ctx, &name)).await;
                 assert_eq!(outer.depth(), 1, "{polls} polls");
                 assert_eq!(outer.fencing_token().unwrap(), token);
                 // Put right by the next thing that is said about the hold.
@@ -305,7 +321,7 @@ fn a_nested_taking_dropped_at_any_poll_leaves_the_outer_hold_as_it_was() {
                 assert!(polls < TOO_MANY);
             }
             // And one that is dropped while the outer guard goes first.
-            let mut again = ctx.lock(name.as_str());
+            let mut again = side.of(&mut ctx, &name);
             {
                 let mut again = pin!(again.acquire());
                 assert!(polled(1, again.as_mut()).await.is_none());

@@ -20,6 +20,7 @@ mod grants;
 mod hand_off;
 mod harness;
 mod outage;
+mod read_write;
 mod reentrancy;
 mod refused;
 mod replay;

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use leasehold::{LockClient, LossReason, ReleaseOutcome};
 
 use crate::common::*;
-use crate::support::{all_scripts_known, client_of, connected};
+use crate::support::{SIDES, Side, all_scripts_known, client_of, connected};
 
 const LEASE: Duration = secs(30);
 const COMMAND_TIMEOUT: Duration = secs(1);
@@ -128,22 +128,28 @@ fn shuffled(all: &[Vec<u8>], seed: u64) -> Vec<&Vec<u8>> {
 /// Copies while the hold is live: only the count can be wrong, and not for long.
 #[tokio::test]
 async fn copies_of_all_requests_leave_a_live_hold_as_it_is() {
+    for side in SIDES {
+        copies_of_all_requests_leave_a_live_hold_as_it_is_of(side).await;
+    }
+}
+
+async fn copies_of_all_requests_leave_a_live_hold_as_it_is_of(side: Side) {
     let it = Recorded::start().await;
     let mut ctx = it.client.context();
     let name = it.name.as_str();
 
-    let outer = ctx.lock(name).acquire().await.unwrap();
+    let outer = side.of(&mut ctx, name).acquire().await.unwrap();
     let alone = it.cli.pttl(name).await;
     it.send_all_again().await;
     assert_eq!(it.cli.count(name).await, Some(1));
     // The copy of an acquisition does not even lengthen the lease.
     assert!(it.cli.pttl(name).await <= alone);
 
-    let inner = ctx.lock(name).acquire().await.unwrap();
+    let inner = side.of(&mut ctx, name).acquire().await.unwrap();
     it.send_all_again().await;
     assert_eq!(it.cli.count(name).await, Some(2));
 
-    let third = ctx.lock(name).acquire().await.unwrap();
+    let third = side.of(&mut ctx, name).acquire().await.unwrap();
     assert_eq!(
         third.release().await,
         ReleaseOutcome::StillHeld { depth: 2 }
@@ -218,11 +224,17 @@ async fn a_renewal_puts_right_the_count_that_a_copy_left() {
 /// S3: what is left of an ended hold makes none, keeps none, and frees none.
 #[tokio::test]
 async fn late_copies_of_an_ended_hold_leave_a_free_lock_free() {
+    for side in SIDES {
+        late_copies_of_an_ended_hold_leave_a_free_lock_free_of(side).await;
+    }
+}
+
+async fn late_copies_of_an_ended_hold_leave_a_free_lock_free_of(side: Side) {
     let it = Recorded::start().await;
     let mut ctx = it.client.context();
     let name = it.name.as_str();
-    let outer = ctx.lock(name).acquire().await.unwrap();
-    let inner = ctx.lock(name).acquire().await.unwrap();
+    let outer = side.of(&mut ctx, name).acquire().await.unwrap();
+    let inner = side.of(&mut ctx, name).acquire().await.unwrap();
     outer.confirm().await.unwrap();
     outer.extend(LEASE).await.unwrap();
     drop(inner);
@@ -245,13 +257,19 @@ async fn late_copies_of_an_ended_hold_leave_a_free_lock_free() {
 /// S3: nor do they touch the hold of the next owner: another process, or the same flow of work.
 #[tokio::test]
 async fn copies_of_an_ended_hold_do_not_touch_the_next_one() {
+    for side in SIDES {
+        copies_of_an_ended_hold_do_not_touch_the_next_one_of(side).await;
+    }
+}
+
+async fn copies_of_an_ended_hold_do_not_touch_the_next_one_of(side: Side) {
     let it = Recorded::start().await;
     let other = client(&server().url()).await;
     let name = it.name.as_str();
     for own in [false, true] {
         let mut ctx = it.client.context();
-        let outer = ctx.lock(name).acquire().await.unwrap();
-        let inner = ctx.lock(name).acquire().await.unwrap();
+        let outer = side.of(&mut ctx, name).acquire().await.unwrap();
+        let inner = side.of(&mut ctx, name).acquire().await.unwrap();
         outer.extend(LEASE).await.unwrap();
         drop(inner);
         let first = outer.fencing_token().unwrap();
@@ -260,10 +278,14 @@ async fn copies_of_an_ended_hold_do_not_touch_the_next_one() {
 
         let mut others = other.context();
         let next = if own { &mut ctx } else { &mut others };
-        let held = next.lock(name).acquire().await.unwrap();
-        let nested = next.lock(name).acquire().await.unwrap();
+        let held = side.of(next, name).acquire().await.unwrap();
+        let nested = side.of(next, name).acquire().await.unwrap();
         let hash = it.hash().await;
         let mut left = it.cli.pttl(name).await;
+        if side == Side::Read {
+            // Until then a copy of the acquisition may enter beside those who read.
+            it.until_past_all_deadlines().await;
+        }
         // In time and late, in every order.
         for _ in 0..2 {
             for seed in 1..=scaled(5, 200) {

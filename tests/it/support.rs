@@ -5,7 +5,7 @@ use std::pin::pin;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use leasehold::{Error, LockClient, LockClientBuilder, ReleaseOutcome};
+use leasehold::{Error, Lock, LockClient, LockClientBuilder, LockContext, ReleaseOutcome};
 
 use crate::common::*;
 
@@ -22,6 +22,48 @@ pub(crate) async fn connected(builder: impl Fn() -> LockClientBuilder) -> LockCl
             Ok(client) => return client,
             Err(Error::Unreachable { .. }) => {}
             Err(error) => panic!("{error:?}"),
+        }
+    }
+}
+
+/// A kind of lock, and on which side of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Side {
+    Plain,
+    Read,
+    Write,
+}
+
+/// What every lock does, each of them does.
+pub(crate) const SIDES: [Side; 3] = [Side::Plain, Side::Read, Side::Write];
+
+impl Side {
+    pub(crate) fn of(self, ctx: &mut LockContext, name: &str) -> Lock {
+        match self {
+            Self::Plain => ctx.lock(name),
+            Self::Read => ctx.rw_lock(name).read(),
+            Self::Write => ctx.rw_lock(name).write(),
+        }
+    }
+
+    /// For a contender of its own.
+    pub(crate) fn alone(self, client: &LockClient, name: &str) -> Lock {
+        self.of(&mut client.context(), name)
+    }
+
+    /// One that keeps this one out, and is kept out by it.
+    pub(crate) fn other(self) -> Self {
+        match self {
+            Self::Plain => Self::Plain,
+            Self::Read | Self::Write => Self::Write,
+        }
+    }
+
+    /// Redisson's channel of it.
+    pub(crate) fn channel(self, name: &str) -> String {
+        match self {
+            Self::Plain => channel(name),
+            Self::Read | Self::Write => format!("redisson_rwlock:{{{name}}}"),
         }
     }
 }
@@ -77,6 +119,12 @@ pub(crate) async fn all_scripts_known(client: &LockClient) {
     drop(outer);
     let again = ctx.lock(name.as_str()).acquire().await.unwrap();
     assert_eq!(again.release().await, ReleaseOutcome::Released);
+    let rw = ctx.rw_lock(name.as_str());
+    for mut lock in [rw.read(), rw.write()] {
+        let guard = lock.acquire().await.unwrap();
+        guard.confirm().await.unwrap();
+        assert_eq!(guard.release().await, ReleaseOutcome::Released);
+    }
 }
 
 /// Asserts that nothing of the names with `prefix` is on the server any more, and that none is
@@ -106,8 +154,14 @@ pub(crate) async fn calls_but_releases(monitor: &mut Monitor, part: &str) -> Vec
 /// Asserts that the next contender of the same client gets the lock at once: the server has it free
 /// and no waiter is in the way.
 pub(crate) async fn next_one_enters(client: &LockClient, name: &str, within: Duration) {
+    next_enters(Side::Plain, client, name, within).await;
+}
+
+/// The same of any kind.
+pub(crate) async fn next_enters(side: Side, client: &LockClient, name: &str, within: Duration) {
     let start = Instant::now();
-    let guard = client.lock(name).acquire_timeout(within).await;
+    let guard = side.other().alone(client, name);
+    let guard = { guard }.acquire_timeout(within).await;
     let guard = guard.unwrap_or_else(|error| panic!("{:?} later: {error:?}", start.elapsed()));
     assert_eq!(guard.depth(), 1);
     assert_eq!(guard.release().await, ReleaseOutcome::Released);

@@ -33,6 +33,7 @@ fn no_schedule_breaks_a_promise() {
 fn what_was_found_once_stays_mended() {
     for seed in FOUND {
         let plan = Plan::of(seed, &BTreeSet::new());
+        assert!(plan.two_sided.is_empty(), "as it was when it was found");
         judge(&plan, &run(&plan));
     }
 }

@@ -23,6 +23,8 @@ pub struct Plan {
     pub put_off: (u32, Duration),
     /// When all faults end.
     pub heals_at: Duration,
+    /// The names of read/write locks; the others are plain.
+    pub two_sided: BTreeSet<usize>,
 }
 
 /// What a run may meet.
@@ -76,6 +78,7 @@ pub enum Step {
 #[derive(Clone, Debug)]
 pub struct Hold {
     pub name: usize,
+    pub side: Side,
     pub way: Way,
     /// A fixed lease; renewed without.
     pub lease: Option<Duration>,
@@ -83,6 +86,16 @@ pub struct Hold {
     pub taking: Polling,
     pub inside: Vec<Inside>,
     pub end: End,
+    /// Within another: ends a while after it.
+    pub outlives: bool,
+}
+
+/// On which side of the lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    Plain,
+    Read,
+    Write,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -118,6 +131,8 @@ pub enum End {
     Release(Polling),
     Drop,
     Panic,
+    /// Goes on writing for so long, if nobody else reads.
+    Upgrade(Polling, Duration),
 }
 
 /// What is done to the server, the network or a process.
@@ -201,6 +216,10 @@ pub fn name_of(name: usize) -> Arc<str> {
 /// What the seed of a plan is mixed with for its crowd.
 const CROWDED: u64 = 0x6372_6f77_6400;
 
+/// What the seed of a plan is mixed with for the sides of its locks. Chosen so that all seeds which the
+/// tests and docs/testing.md name have the plans they had before.
+const SIDES: u64 = 0x07b8_7369_6465_7300;
+
 /// How many names there are.
 pub const NAMES: usize = 3;
 
@@ -223,6 +242,10 @@ impl Plan {
         maker.chance = Chance::new(seed ^ CROWDED);
         if maker.chance.happens(100) {
             maker.crowd(&mut plan);
+        }
+        maker.chance = Chance::new(seed ^ SIDES);
+        if maker.chance.happens(300) {
+            maker.sides(&mut plan);
         }
         plan.faults.retain(|(_, fault)| !off.contains(fault.kind()));
         let network = &mut plan.network;
@@ -334,6 +357,60 @@ impl Maker {
             },
             put_off,
             heals_at: lasts,
+            two_sided: BTreeSet::new(),
+        }
+    }
+
+    /// Makes read/write locks of some names. From a chance of its own, as a crowd is.
+    fn sides(&mut self, plan: &mut Plan) {
+        for name in 0..NAMES {
+            if self.chance.happens(700) {
+                plan.two_sided.insert(name);
+            }
+        }
+        let reads = [300, 600, 900][self.index(3)];
+        let steps = plan.tasks.iter_mut().flat_map(|task| &mut task.steps);
+        for step in steps {
+            if let Step::Hold(hold) = step
+                && plan.two_sided.contains(&hold.name)
+            {
+                self.side(hold, reads);
+            }
+        }
+        for (_, fault) in &mut plan.faults {
+            // What is put in its place there is a plain lock's.
+            if let Fault::Overwrite(name, _) = fault
+                && plan.two_sided.contains(name)
+            {
+                *fault = Fault::Delete(*name);
+            }
+        }
+    }
+
+    fn side(&mut self, hold: &mut Hold, reads: u32) {
+        hold.side = if self.chance.happens(reads) {
+            Side::Read
+        } else {
+            Side::Write
+        };
+        if hold.side == Side::Read && self.chance.happens(200) {
+            hold.end = End::Upgrade(self.polling(200, 0), self.ms(0, 40));
+        }
+        let crowded = hold.inside.is_empty();
+        if crowded && hold.side == Side::Write && self.chance.happens(200) {
+            let within = Hold {
+                inside: vec![Inside::Work(self.ms(0, 5)), Inside::Write],
+                ..hold.clone()
+            };
+            hold.inside.push(Inside::Nest(Box::new(within)));
+        }
+        for inside in &mut hold.inside {
+            if let Inside::Nest(within) = inside {
+                self.side(within, reads);
+                // The outer one is left first, and reading goes on.
+                let outlives = within.side == Side::Read && hold.side == Side::Write;
+                within.outlives = outlives && self.chance.happens(500);
+            }
         }
     }
 
@@ -347,6 +424,7 @@ impl Maker {
                 let works = self.chance.happens(300);
                 steps.push(Step::Hold(Hold {
                     name,
+                    side: Side::Plain,
                     way: Way::Acquire,
                     lease: None,
                     longest: None,
@@ -361,6 +439,7 @@ impl Maker {
                     } else {
                         End::Drop
                     },
+                    outlives: false,
                 }));
             }
             plan.tasks.push(TaskPlan {
@@ -415,6 +494,7 @@ impl Maker {
         }
         Hold {
             name,
+            side: Side::Plain,
             way,
             lease,
             longest,
@@ -425,6 +505,7 @@ impl Maker {
                 6..=8 => End::Drop,
                 _ => End::Panic,
             },
+            outlives: false,
         }
     }
 
@@ -516,6 +597,10 @@ impl fmt::Display for Plan {
             self.clients.len(),
             self.heals_at
         )?;
+        if !self.two_sided.is_empty() {
+            let names = self.two_sided.iter().map(|name| name_of(*name));
+            writeln!(f, "read/write locks: {:?}", names.collect::<Vec<_>>())?;
+        }
         writeln!(f, "server's clock: {} ppm", self.server_ppm)?;
         for (index, client) in self.clients.iter().enumerate() {
             writeln!(f, "client {index}: {client:?}")?;

@@ -10,10 +10,12 @@ use std::task::Poll;
 use std::time::Duration;
 
 use leasehold::testing::{Ended, Faults, Note, Process, Record, Server, Simulation, What};
-use leasehold::{Error, Lock, LockClient, LockContext, LockGuard};
+use leasehold::{Error, Lock, LockClient, LockContext, LockGuard, RwLock};
 
 use crate::checkers::{Conditions, Violation, check};
-use crate::plan::{End, Fault, Hold, Inside, NAMES, Plan, Polling, Step, Way, Weather, name_of};
+use crate::plan::{
+    End, Fault, Hold, Inside, NAMES, Plan, Polling, Side, Step, Way, Weather, name_of,
+};
 
 /// What became of a run.
 pub struct Outcome {
@@ -109,6 +111,7 @@ impl World {
                 index,
                 process: process.clone(),
                 client: world.clients[task.client].clone(),
+                two_sided: plan.two_sided.clone(),
             };
             let (task, busy) = (task.clone(), Arc::clone(&world.busy));
             let starts = process.sleep(task.starts);
@@ -313,6 +316,7 @@ fn conditions(
         _ => None,
     });
     conditions.spoilt = spoilt.collect();
+    conditions.two_sided = plan.two_sided.iter().map(|name| name_of(*name)).collect();
     conditions.slack = plan.put_off.1 * 12 + SLACK;
     conditions.frozen = frozen;
     conditions.healed_from = healed_from;
@@ -329,11 +333,18 @@ const LONGEST_FIXED: Duration = Duration::from_secs(2);
 const STEP: Duration = Duration::from_millis(500);
 const SLACK: Duration = Duration::from_millis(5);
 
+/// How long reading goes on after writing.
+const OUTLIVES: Duration = Duration::from_millis(30);
+
+/// A guard that outlives the hold it was taken in, and how it ends.
+type Kept<'a> = (LockGuard, &'a Hold);
+
 /// Who does the steps of a task.
 struct Worker {
     index: usize,
     process: Process,
     client: LockClient,
+    two_sided: BTreeSet<usize>,
 }
 
 impl Worker {
@@ -342,13 +353,17 @@ impl Worker {
             match step {
                 Step::Pause(length) => self.process.sleep(*length).await,
                 Step::Force(name) => {
-                    let forced = self.client.force_release(name_of(*name)).await;
+                    let forced = if self.two_sided.contains(name) {
+                        self.client.rw_lock(name_of(*name)).force_release().await
+                    } else {
+                        self.client.force_release(name_of(*name)).await
+                    };
                     self.say(format!("forces {}: {forced:?}", name_of(*name)));
                 }
                 Step::Hold(hold) => {
                     // A panic ends the hold, not the run.
                     let mut context = self.client.context();
-                    let done = caught(self.hold(&mut context, hold)).await;
+                    let done = caught(async { drop(self.hold(&mut context, hold).await) }).await;
                     if let Err(panic) = done
                         && !panic.is::<Planned>()
                     {
@@ -359,18 +374,24 @@ impl Worker {
         }
     }
 
-    fn hold<'a>(
+    /// Takes a lock, does what is to be done, and lets go of it; then of what was taken inside to outlive
+    /// it. Or keeps it, if that is to outlive another.
+    fn hold<'a, 'h: 'a>(
         &'a self,
         context: &'a mut LockContext,
-        hold: &'a Hold,
-    ) -> Pin<Box<dyn Future<Output = ()> + Send + 'a>> {
+        hold: &'h Hold,
+    ) -> Pin<Box<dyn Future<Output = Vec<Kept<'h>>> + Send + 'a>> {
         Box::pin(async move {
             let name = name_of(hold.name);
             self.note(Note::Wants {
                 task: self.index,
                 name: Arc::clone(&name),
             });
-            let mut lock = context.lock(Arc::clone(&name));
+            let mut lock = match hold.side {
+                Side::Plain => context.lock(Arc::clone(&name)),
+                Side::Read => context.rw_lock(Arc::clone(&name)).read(),
+                Side::Write => context.rw_lock(Arc::clone(&name)).write(),
+            };
             if let Some(lease) = hold.lease {
                 lock = lock.lease(lease);
             }
@@ -380,40 +401,76 @@ impl Worker {
             let taken = self.polled(hold.taking, take(&mut lock, hold.way)).await;
             let guard = match taken {
                 Some(Ok(Some(guard))) => guard,
-                Some(Ok(None)) => return self.done("finds it taken"),
-                Some(Err(error)) => return self.done(&format!("{error}")),
-                None => return self.done("leaves"),
+                other => {
+                    match other {
+                        Some(Ok(_)) => self.done("finds it taken"),
+                        Some(Err(error)) => self.done(&format!("{error}")),
+                        None => self.done("leaves"),
+                    }
+                    return Vec::new();
+                }
             };
             self.done("has it");
+            let mut kept = Vec::new();
             for inside in &hold.inside {
-                self.inside(context, &guard, &name, inside).await;
+                kept.extend(self.inside(context, &guard, &name, inside).await);
             }
-            match hold.end {
-                End::Release(polling) => {
-                    let outcome = self.polled(polling, guard.release()).await;
-                    self.say(format!("released: {outcome:?}"));
-                }
-                End::Drop => drop(guard),
-                End::Panic => {
-                    self.say("panics".to_owned());
-                    resume_unwind(Box::new(Planned));
-                }
+            if hold.outlives {
+                kept.push((guard, hold));
+                return kept;
             }
+            self.end(guard, hold).await;
+            for (guard, hold) in kept {
+                for inside in [Inside::Work(OUTLIVES), Inside::Write] {
+                    self.inside(context, &guard, &name, &inside).await;
+                }
+                self.end(guard, hold).await;
+            }
+            Vec::new()
         })
     }
 
-    async fn inside(
+    async fn end(&self, guard: LockGuard, hold: &Hold) {
+        match hold.end {
+            End::Release(polling) => {
+                let outcome = self.polled(polling, guard.release()).await;
+                self.say(format!("released: {outcome:?}"));
+            }
+            End::Drop => drop(guard),
+            End::Panic => {
+                self.say("panics".to_owned());
+                resume_unwind(Box::new(Planned));
+            }
+            End::Upgrade(polling, length) => {
+                let name = name_of(hold.name);
+                let guard = match self.polled(polling, RwLock::try_upgrade(guard)).await {
+                    Some(Ok(guard)) => guard,
+                    Some(Err((guard, error))) => {
+                        self.say(format!("reads on: {error}"));
+                        guard
+                    }
+                    None => return self.done("leaves"),
+                };
+                let _: Result<(), Error> = guard.run(self.process.sleep(length)).await;
+                self.write(&guard, &name);
+                let outcome = guard.release().await;
+                self.say(format!("released: {outcome:?}"));
+            }
+        }
+    }
+
+    async fn inside<'h>(
         &self,
         context: &mut LockContext,
         guard: &LockGuard,
         name: &Arc<str>,
-        inside: &Inside,
-    ) {
+        inside: &'h Inside,
+    ) -> Vec<Kept<'h>> {
         match inside {
             Inside::Work(length) => {
                 let _: Result<(), Error> = guard.run(self.process.sleep(*length)).await;
             }
-            Inside::Nest(hold) => self.hold(context, hold).await,
+            Inside::Nest(hold) => return self.hold(context, hold).await,
             Inside::Confirm => {
                 let confirmed = guard.confirm().await;
                 self.say(format!("confirms: {confirmed:?}"));
@@ -422,14 +479,17 @@ impl Worker {
                 let extended = guard.extend(*length).await;
                 self.say(format!("extends: {extended:?}"));
             }
-            Inside::Write => {
-                if let Ok(token) = guard.fencing_token() {
-                    self.note(Note::Wrote {
-                        name: Arc::clone(name),
-                        token: token.value(),
-                    });
-                }
-            }
+            Inside::Write => self.write(guard, name),
+        }
+        Vec::new()
+    }
+
+    fn write(&self, guard: &LockGuard, name: &Arc<str>) {
+        if let Ok(token) = guard.fencing_token() {
+            self.note(Note::Wrote {
+                name: Arc::clone(name),
+                token: token.value(),
+            });
         }
     }
 

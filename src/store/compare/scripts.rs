@@ -5,8 +5,9 @@ use fred::types::Value;
 use super::server::{Redis, Server, text};
 use super::steps::{op, owner};
 use crate::key::KeyScheme;
+use crate::kind::Kind;
 use crate::store::redis::script::{self, Publish};
-use crate::store::{Answer, Instead, RefusalKind, TokenRule, Verb};
+use crate::store::{Answer, Instead, Op, RefusalKind, TokenRule, Verb};
 
 #[test]
 fn the_server_knows_each_script_by_our_hash() {
@@ -37,7 +38,15 @@ fn the_clock_script_tells_the_servers_time() {
 fn a_malformed_call_is_an_error_and_leaves_no_key() {
     let server = Server::start();
     let mut redis = Redis::new(server.connect());
-    let good = |verb| script::encode(&KeyScheme::Redisson, Publish::Plain, 1, 2, &[op(0, verb)]);
+    let good = |verb| {
+        script::encode(
+            &KeyScheme::Redisson,
+            Publish::Plain,
+            1,
+            2,
+            &[plain(0, verb)],
+        )
+    };
     for (verb, numbers) in [
         (acquire(0, 1), vec![1, 3, 4, 5, 6]),
         (renew(0, 1), vec![1, 3, 4]),
@@ -45,7 +54,7 @@ fn a_malformed_call_is_an_error_and_leaves_no_key() {
         (hand_off(0, 1), vec![1, 4, 5, 6]),
     ] {
         let (keys, args) = good(verb.clone());
-        let script = script::script_for(&op(0, verb.clone()));
+        let script = script::script_for(&plain(0, verb.clone()));
         for at in numbers {
             for bad in ["", "x", "-1", "1.5", "nan", "inf", "9007199254740993"] {
                 let mut args = args.clone();
@@ -74,7 +83,7 @@ fn a_bad_op_answers_for_itself() {
         .connection
         .ask(&["SET", "redisson_lock_token:{n2}", "many"])
         .unwrap();
-    let ops: Vec<_> = (0..4).map(|name| op(name, acquire(0, 1))).collect();
+    let ops: Vec<_> = (0..4).map(|name| plain(name, acquire(0, 1))).collect();
     let answers = redis.submit(&ops);
     assert!(matches!(answers[0], Answer::Granted { .. }));
     assert_eq!(refused(&answers[1]), RefusalKind::Conflict);
@@ -96,14 +105,14 @@ fn tokens_keep_all_their_digits() {
         .connection
         .ask(&["SET", key, "8999999999999998"])
         .unwrap();
-    let answers = redis.submit(&[op(0, acquire(0, 1))]);
+    let answers = redis.submit(&[plain(0, acquire(0, 1))]);
     let token = 8_999_999_999_999_999;
     assert!(matches!(answers[0], Answer::Granted { token: t, .. } if t == token));
     assert_eq!(
         text(redis.connection.ask(&["GET", key]).unwrap()),
         token.to_string()
     );
-    let again = redis.submit(&[op(0, acquire(0, 1))]);
+    let again = redis.submit(&[plain(0, acquire(0, 1))]);
     assert!(matches!(again[0], Answer::Granted { token: t, .. } if t == token));
 }
 
@@ -111,25 +120,25 @@ fn tokens_keep_all_their_digits() {
 fn without_memory_nothing_is_taken_and_holds_go_on() {
     let server = Server::start();
     let mut redis = Redis::new(server.connect());
-    redis.submit(&[op(0, acquire(0, 1)), op(0, acquire(0, 2))]);
+    redis.submit(&[plain(0, acquire(0, 1)), plain(0, acquire(0, 2))]);
     redis
         .connection
         .ask(&["CONFIG", "SET", "maxmemory", "1"])
         .unwrap();
-    let taken = redis.submit(&[op(1, acquire(0, 1)), op(2, acquire(0, 1))]);
+    let taken = redis.submit(&[plain(1, acquire(0, 1)), plain(2, acquire(0, 1))]);
     assert_eq!(refused(&taken[0]), RefusalKind::OutOfMemory);
     assert_eq!(refused(&taken[1]), RefusalKind::OutOfMemory);
-    let nested = redis.submit(&[op(0, acquire(0, 3))]);
+    let nested = redis.submit(&[plain(0, acquire(0, 3))]);
     assert_eq!(refused(&nested[0]), RefusalKind::OutOfMemory);
-    let inner = redis.submit(&[op(0, release(0, 1))]);
+    let inner = redis.submit(&[plain(0, release(0, 1))]);
     assert!(matches!(inner[0], Answer::StillHeld { remaining_ms: 1.. }));
-    let passed = redis.submit(&[op(0, hand_off(0, 4))]);
+    let passed = redis.submit(&[plain(0, hand_off(0, 4))]);
     assert_eq!(refused(&passed[0]), RefusalKind::OutOfMemory);
-    let renewed = redis.submit(&[op(0, renew(0, 1))]);
+    let renewed = redis.submit(&[plain(0, renew(0, 1))]);
     assert!(matches!(renewed[0], Answer::Renewed { remaining_ms: 1.. }));
     assert_eq!(redis.keys(), 2, "the hold and its counter");
     assert_eq!(
-        redis.submit(&[op(0, release(0, 0))]),
+        redis.submit(&[plain(0, release(0, 0))]),
         [Answer::Released { heard: 0 }]
     );
 }
@@ -146,7 +155,7 @@ fn a_missing_permission_is_named_and_leaves_nothing_held() {
         admin.ask(&rules).unwrap();
         let mut redis = Redis::new(server.connect());
         redis.connection.ask(&["AUTH", forbidden, ""]).unwrap();
-        let answers = redis.submit(&[op(0, acquire(0, 1))]);
+        let answers = redis.submit(&[plain(0, acquire(0, 1))]);
         let Answer::Refused(refusal) = &answers[0] else {
             panic!("{forbidden}: {answers:?}");
         };
@@ -162,7 +171,7 @@ fn a_release_needs_no_permission_but_its_own() {
     let server = Server::start();
     let rules = "+@all -exists -publish -spublish -hset";
     let mut admin = Redis::new(server.connect());
-    admin.submit(&[op(0, acquire(0, 1))]);
+    admin.submit(&[plain(0, acquire(0, 1))]);
     let mut setup = vec![
         "ACL",
         "SETUSER",
@@ -179,14 +188,14 @@ fn a_release_needs_no_permission_but_its_own() {
     }
     let mut redis = Redis::new(server.connect());
     redis.connection.ask(&["AUTH", "few", ""]).unwrap();
-    let renewed = redis.submit(&[op(0, renew(0, 2))]);
+    let renewed = redis.submit(&[plain(0, renew(0, 2))]);
     assert!(matches!(renewed[0], Answer::Renewed { .. }), "{renewed:?}");
     assert_eq!(
-        redis.submit(&[op(0, release(0, 0))]),
+        redis.submit(&[plain(0, release(0, 0))]),
         [Answer::Released { heard: 0 }]
     );
     let gone = [Answer::Gone(Instead::Free)];
-    assert_eq!(redis.submit(&[op(0, release(0, 0))]), gone);
+    assert_eq!(redis.submit(&[plain(0, release(0, 0))]), gone);
 }
 
 #[test]
@@ -195,7 +204,7 @@ fn a_server_that_takes_no_writes_is_unavailable() {
     let mut redis = Redis::new(server.connect());
     let min_replicas = ["CONFIG", "SET", "min-replicas-to-write", "1"];
     redis.connection.ask(&min_replicas).unwrap();
-    let answers = redis.submit(&[op(0, acquire(0, 1))]);
+    let answers = redis.submit(&[plain(0, acquire(0, 1))]);
     assert_eq!(refused(&answers[0]), RefusalKind::Unavailable);
     let min_replicas = ["CONFIG", "SET", "min-replicas-to-write", "0"];
     redis.connection.ask(&min_replicas).unwrap();
@@ -203,7 +212,7 @@ fn a_server_that_takes_no_writes_is_unavailable() {
         .connection
         .ask(&["REPLICAOF", "127.0.0.1", "1"])
         .unwrap();
-    let answers = redis.submit(&[op(0, acquire(0, 1))]);
+    let answers = redis.submit(&[plain(0, acquire(0, 1))]);
     assert_eq!(refused(&answers[0]), RefusalKind::Unavailable);
 }
 
@@ -222,13 +231,13 @@ fn who_waits_is_told_when_the_lock_is_free_and_only_then() {
             owner: owner(0).to_string(),
         },
     ] {
-        redis.submit(&[op(0, acquire(0, 1)), op(0, acquire(0, 2))]);
-        redis.submit(&[op(0, release(0, 1)), op(0, release(1, 0))]);
+        redis.submit(&[plain(0, acquire(0, 1)), plain(0, acquire(0, 2))]);
+        redis.submit(&[plain(0, release(0, 1)), plain(0, release(1, 0))]);
         redis
             .connection
             .ask(&["PUBLISH", told[1], "not yet"])
             .unwrap();
-        redis.submit(&[op(0, last)]);
+        redis.submit(&[plain(0, last)]);
         let Ok(Value::Array(first)) = waiter.read() else {
             panic!("no message");
         };
@@ -238,6 +247,10 @@ fn who_waits_is_told_when_the_lock_is_free_and_only_then() {
         };
         assert_eq!(message.iter().map(text).collect::<Vec<_>>(), told);
     }
+}
+
+fn plain(name: usize, verb: Verb) -> Op {
+    op(Kind::Plain, name, verb)
 }
 
 fn acquire(id: u64, count: u32) -> Verb {

@@ -88,7 +88,7 @@ impl Redis {
             panic!("{reply:?}");
         };
         names
-            .chunks_exact(4)
+            .chunks_exact(5)
             .map(|name| Everything {
                 fields: match &name[0] {
                     Value::Array(pairs) => Some(
@@ -106,6 +106,7 @@ impl Redis {
                     value => Some(text(value)),
                 },
                 counter_ttl_ms: ttl(&name[3]),
+                readers: readers(&name[4]),
             })
             .collect()
     }
@@ -153,7 +154,10 @@ impl Listener {
 
 /// Every channel a message may come on.
 fn all_channels() -> impl Iterator<Item = Channel> {
-    (0..NAMES).map(|name| Kind::Plain.channel(&name_of(name)))
+    let kinds = [Kind::Plain, Kind::Read];
+    kinds
+        .into_iter()
+        .flat_map(|kind| (0..NAMES).map(move |name| kind.channel(&name_of(name))))
 }
 
 /// A server of our own, ended when dropped.
@@ -307,6 +311,21 @@ fn all_keys() -> Vec<String> {
         .collect()
 }
 
+/// Whose leases there are, and what is left of them.
+fn readers(value: &Value) -> BTreeMap<(String, u32), Option<u64>> {
+    let Value::Array(all) = value else {
+        panic!("{value:?}");
+    };
+    all.chunks_exact(2)
+        .map(|lease| {
+            let key = text(&lease[0]);
+            let (reader, number) = key.split_once(":rwlock_timeout:").unwrap();
+            let (_, reader) = reader.split_once("}:").unwrap();
+            ((reader.to_owned(), number.parse().unwrap()), ttl(&lease[1]))
+        })
+        .collect()
+}
+
 fn ttl(value: &Value) -> Option<u64> {
     match value {
         Value::Integer(ms) => u64::try_from(*ms).ok(),
@@ -321,7 +340,8 @@ pub(super) fn text(value: impl Borrow<Value>) -> String {
 /// A channel of the tests' own.
 const END: &str = "end";
 
-/// For each lock and counter: fields (1: another type, 0: none), PTTL, text (0: none), PTTL.
+/// For each lock and counter: fields (1: another type, 0: none), PTTL, text (0: none), PTTL, and the
+/// leases of readers, each with its PTTL.
 const DUMP: &str = r"
 local all = {}
 for i = 1, #KEYS, 2 do
@@ -333,7 +353,13 @@ for i = 1, #KEYS, 2 do
   if type_of_lock == 'none' then fields = 0 end
   if type_of_counter == 'string' then text = redis.call('GET', counter) end
   if type_of_counter == 'none' then text = 0 end
-  for _, item in ipairs({fields, redis.call('PTTL', lock), text, redis.call('PTTL', counter)}) do
+  local readers = {}
+  for _, key in ipairs(redis.call('KEYS', '{' .. lock .. '}:*:rwlock_timeout:*')) do
+    readers[#readers + 1] = key
+    readers[#readers + 1] = redis.call('PTTL', key)
+  end
+  local left, counter_left = redis.call('PTTL', lock), redis.call('PTTL', counter)
+  for _, item in ipairs({fields, left, text, counter_left, readers}) do
     all[#all + 1] = item
   end
 end
@@ -342,7 +368,11 @@ return all
 
 /// Lets ARGV[1] milliseconds pass for every key.
 const SHORTEN: &str = r"
+local all = redis.call('KEYS', '*:rwlock_timeout:*')
 for _, key in ipairs(KEYS) do
+  all[#all + 1] = key
+end
+for _, key in ipairs(all) do
   local left = redis.call('PTTL', key)
   if left >= 0 then
     redis.call('PEXPIRE', key, left - ARGV[1])

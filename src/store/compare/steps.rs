@@ -1,5 +1,7 @@
 //! What can happen in a random sequence: calls of ours, time, and writes of others.
 
+use std::collections::BTreeMap;
+
 use proptest::prelude::*;
 use proptest::sample::select;
 use uuid::Uuid;
@@ -38,13 +40,34 @@ pub(super) enum Foreign {
     },
     Delete,
     Persist,
+    /// A read/write lock of Java's, with the leases of its reader.
+    ReadWrite {
+        mode: &'static str,
+        fields: Vec<(String, &'static str)>,
+        leases: Vec<(String, u32, Option<u64>)>,
+        ttl_ms: Option<u64>,
+    },
+    /// The lease of a reader ends, or is made to last for ever.
+    DeleteReader(String),
+    PersistReader(String),
     Counter(&'static str),
     CounterOfOtherType,
     DeleteCounter,
     PersistCounter,
 }
 
-pub(super) fn any_step() -> impl Strategy<Value = Step> {
+/// A sequence about plain locks, about read/write locks, or about both under the same names.
+pub(super) fn any_steps() -> impl Strategy<Value = Vec<Step>> {
+    let steps = |kinds: &'static [Kind]| prop::collection::vec(any_step(kinds), 1..25);
+    prop_oneof![
+        3 => steps(&[Kind::Plain]),
+        6 => steps(&[Kind::Read, Kind::Write]),
+        1 => steps(&[Kind::Plain, Kind::Read, Kind::Write]),
+    ]
+}
+
+fn any_step(kinds: &'static [Kind]) -> impl Strategy<Value = Step> {
+    let any_ops = || select(kinds).prop_flat_map(any_ops);
     prop_oneof![
         12 => (any_ops(), ends()).prop_map(|(ops, ends_in_us)| Step::Call { ops, ends_in_us }),
         3 => (0..6_usize, prop::option::of(ends()))
@@ -61,9 +84,9 @@ fn ends() -> impl Strategy<Value = i64> {
 
 /// Ops of one verb: one to four, sometimes as many as the dispatcher sends in one call; sometimes
 /// each of them twice.
-fn any_ops() -> impl Strategy<Value = Vec<Op>> {
-    let list = |verb: BoxedStrategy<Verb>| {
-        let op = (0..NAMES, verb).prop_map(|(name, verb)| op(name, verb));
+fn any_ops(kind: Kind) -> impl Strategy<Value = Vec<Op>> {
+    let list = move |verb: BoxedStrategy<Verb>| {
+        let op = (0..NAMES, verb).prop_map(move |(name, verb)| op(kind, name, verb));
         let few = prop::collection::vec(op.clone(), 1..5);
         let ops = prop_oneof![12 => few, 1 => prop::collection::vec(op, 5..33)];
         (ops, prop::bool::weighted(0.1)).prop_map(|(ops, twice)| {
@@ -108,18 +131,70 @@ fn any_ops() -> impl Strategy<Value = Vec<Op>> {
             retention_ms,
         },
     });
-    let force = prop_oneof![
-        (0..OWNERS).prop_map(|id| owner(id).to_string()),
-        Just(java())
-    ];
-    let force = force.prop_map(|owner| Verb::ForceRelease { owner });
+    let force = any_field().prop_map(|owner| Verb::ForceRelease { owner });
+    let downgrade = (0..OWNERS, counts(), leases());
+    let downgrade = downgrade.prop_map(|(id, count, lease_ms)| Verb::Downgrade {
+        owner: owner(id),
+        count,
+        lease_ms,
+    });
+    let upgrade = (0..OWNERS, 0..OWNERS, leases(), floors(), retentions());
+    let upgrade = upgrade.prop_map(|(from, to, lease_ms, floor, retention_ms)| Verb::Upgrade {
+        from: owner(from),
+        to: owner(to),
+        lease_ms,
+        token: TokenRule {
+            floor,
+            retention_ms,
+        },
+    });
+    // A plain lock has no side to go to.
+    let sides = u32::from(kind != Kind::Plain);
     prop_oneof![
+        2 * sides => list(downgrade.boxed()),
+        2 * sides => list(upgrade.boxed()),
         4 => list(acquire.boxed()),
         3 => list(release.boxed()),
         2 => list(renew.boxed()),
         2 => list(hand_off.boxed()),
         1 => list(force.boxed()),
     ]
+}
+
+/// A field that somebody may hold a lock by, or that only looks so.
+fn any_field() -> impl Strategy<Value = String> {
+    let writing = |field: String| format!("{field}:write");
+    prop_oneof![
+        3 => (0..OWNERS).prop_map(|id| owner(id).to_string()),
+        2 => (0..OWNERS).prop_map(move |id| writing(owner(id).to_string())),
+        2 => Just(java()),
+        1 => Just(writing(java())),
+        1 => Just("mode".to_owned()),
+    ]
+}
+
+fn any_read_write() -> impl Strategy<Value = Foreign> {
+    let field = (
+        any_field(),
+        prop_oneof![
+            12 => select(vec!["1", "2", "3"]),
+            1 => select(vec!["99999999999999999999", "x"]),
+        ],
+    );
+    let ttl = || prop::option::weighted(0.9, 10_000..100_000_u64);
+    let lease = (any_field(), 1..4_u32, ttl());
+    (
+        prop_oneof![4 => Just("read"), 2 => Just("write"), 1 => Just("x")],
+        prop::collection::vec(field, 0..3),
+        prop::collection::vec(lease, 0..4),
+        ttl(),
+    )
+        .prop_map(|(mode, fields, leases, ttl_ms)| Foreign::ReadWrite {
+            mode,
+            fields,
+            leases,
+            ttl_ms,
+        })
 }
 
 fn any_foreign() -> impl Strategy<Value = Foreign> {
@@ -163,6 +238,9 @@ fn any_foreign() -> impl Strategy<Value = Foreign> {
         1 => Just(Foreign::String),
         3 => (fields, prop::option::of(10_000..100_000_u64))
             .prop_map(|(fields, ttl_ms)| Foreign::Hash { fields, ttl_ms }),
+        3 => any_read_write(),
+        2 => any_field().prop_map(Foreign::DeleteReader),
+        1 => any_field().prop_map(Foreign::PersistReader),
         2 => Just(Foreign::Delete),
         2 => Just(Foreign::Persist),
         3 => counters.prop_map(Foreign::Counter),
@@ -184,6 +262,31 @@ impl Foreign {
                     .collect();
                 let expires_ms = ttl_ms.map(|ms| now_us / 1000 + ms);
                 state.put(&name, memory::Value::Hash(fields), expires_ms);
+            }
+            Self::ReadWrite {
+                mode,
+                fields,
+                leases,
+                ttl_ms,
+            } => {
+                let fields = fields.iter().filter(|(field, _)| field != "mode").cloned();
+                let mut fields: BTreeMap<_, _> = fields
+                    .map(|(field, value)| (field, value.to_owned()))
+                    .collect();
+                fields.insert("mode".to_owned(), (*mode).to_owned());
+                let at = |ttl_ms: Option<u64>| ttl_ms.map(|ms| now_us / 1000 + ms);
+                state.put(&name, memory::Value::Hash(fields), at(*ttl_ms));
+                for (reader, number, ttl_ms) in leases {
+                    state.put_reader(&name, reader, *number, at(*ttl_ms));
+                }
+            }
+            Self::DeleteReader(reader) => state.delete_reader(&name, reader, 1),
+            Self::PersistReader(reader) => {
+                // As the server does it: what is over is not there.
+                let _ = state.key(&name, now_us);
+                if state.readers(&name).contains_key(&(reader.clone(), 1)) {
+                    state.put_reader(&name, reader, 1, None);
+                }
             }
             Self::Delete => state.delete(&name),
             Self::Persist => {
@@ -217,6 +320,32 @@ impl Foreign {
                     None => connection.send(&["PING"]),
                 }
             }
+            Self::ReadWrite {
+                mode,
+                fields,
+                leases,
+                ttl_ms,
+            } => {
+                connection.ask(&["DEL", key]).unwrap();
+                for (field, value) in fields {
+                    connection.ask(&["HSET", key, field, value]).unwrap();
+                }
+                connection.ask(&["HSET", key, "mode", mode]).unwrap();
+                if let Some(ms) = ttl_ms {
+                    connection.ask(&["PEXPIRE", key, &ms.to_string()]).unwrap();
+                }
+                for (reader, number, ttl_ms) in leases {
+                    let lease = lease(key, reader, *number);
+                    connection.ask(&["SET", &lease, "1"]).unwrap();
+                    if let Some(ms) = ttl_ms {
+                        let ms = ms.to_string();
+                        connection.ask(&["PEXPIRE", &lease, &ms]).unwrap();
+                    }
+                }
+                connection.send(&["PING"]);
+            }
+            Self::DeleteReader(reader) => connection.send(&["DEL", &lease(key, reader, 1)]),
+            Self::PersistReader(reader) => connection.send(&["PERSIST", &lease(key, reader, 1)]),
             Self::Delete => connection.send(&["DEL", key]),
             Self::Persist => connection.send(&["PERSIST", key]),
             Self::Counter(text) => connection.send(&["SET", &counter, text]),
@@ -231,9 +360,14 @@ impl Foreign {
     }
 }
 
-pub(super) fn op(name: usize, verb: Verb) -> Op {
+/// The key with a lease of a reader, as Java spells it.
+fn lease(name: &str, reader: &str, number: u32) -> String {
+    format!("{{{name}}}:{reader}:rwlock_timeout:{number}")
+}
+
+pub(super) fn op(kind: Kind, name: usize, verb: Verb) -> Op {
     Op {
-        kind: Kind::Plain,
+        kind,
         name: name_of(name),
         verb,
     }

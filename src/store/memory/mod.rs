@@ -21,10 +21,10 @@ use super::topic::{Listening, Topics};
 use super::{Answer, Call, Cause, Channel, Health, NoReply, Reply, Snapshot, Store, Subscription};
 use crate::env::{BoxFuture, SharedEnv};
 use crate::kind::Kind;
-#[cfg(feature = "testing")]
-pub(crate) use model::Key;
 #[cfg(any(test, feature = "testing"))]
 pub(crate) use model::Value;
+#[cfg(feature = "testing")]
+pub(crate) use model::{Gone, Key};
 pub(crate) use model::{State, apply};
 
 /// One client's handle of a store in this process.

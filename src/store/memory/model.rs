@@ -3,10 +3,13 @@
 //! This is the specification. The Lua scripts do the same, and `store::compare` checks that they
 //! do. Times are in the clock of the store; a lease ends when its millisecond is over, as in Redis.
 
+mod read_write;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use crate::bug::{Bug, seeded};
+use crate::kind::Kind;
 use crate::store::{
     Answer, Channel, Instead, Op, OwnerId, Refusal, RefusalKind, Snapshot, TokenRule, Verb,
 };
@@ -27,6 +30,9 @@ pub(crate) fn apply(
     };
     state.purge(now.ms, PURGE_STEP);
     state.forget_if_expired(&op.name, now.ms);
+    if op.kind != Kind::Plain {
+        return read_write::apply(state, &now, op);
+    }
 
     let name = &op.name;
     let answer = match &op.verb {
@@ -61,6 +67,7 @@ pub(crate) fn apply(
         } => hand_off(state, &now, name, *from, *to, *lease_ms, *token)
             .unwrap_or_else(Answer::Refused),
         Verb::ForceRelease { owner } => force_release(state, name, owner),
+        Verb::Downgrade { .. } | Verb::Upgrade { .. } => state.gone(name),
     };
     let removed = matches!(answer, Answer::Released { .. } | Answer::Removed);
     let freed = removed && !state.keys.contains_key(name);
@@ -369,6 +376,8 @@ fn conflict(message: &str) -> Refusal {
 pub(crate) struct State {
     keys: HashMap<Arc<str>, Key>,
     counters: HashMap<Arc<str>, Counter>,
+    /// Leases of readers, by name, owner and number; `None`: without end.
+    readers: BTreeMap<(Arc<str>, String, u32), Option<u64>>,
     /// Every expiry there is, the next one first.
     expiries: BTreeSet<(u64, Entry, Arc<str>)>,
 }
@@ -391,6 +400,14 @@ pub(crate) enum Value {
         expect(dead_code, reason = "only a test puts one there")
     )]
     Other,
+}
+
+/// What is gone because its time is over.
+#[cfg(feature = "testing")]
+pub(crate) enum Gone {
+    Lock(Arc<str>, Key),
+    /// One of several who hold it.
+    Reader(Arc<str>, String),
 }
 
 /// The counter of fencing tokens: text, since others may have spoiled it.
@@ -436,12 +453,16 @@ impl State {
                 value: Value::Hash(fields),
                 expires_ms,
             }) => {
+                snapshot.mode = fields.get("mode").cloned();
                 snapshot.remaining_ms = expires_ms.map(|at| at.saturating_sub(now_us / 1000));
                 snapshot.holders = fields
                     .iter()
                     .filter_map(|(owner, count)| Some((owner.clone(), count.parse().ok()?)))
                     .collect();
             }
+        }
+        if snapshot.mode.is_some() {
+            self.look_at_readers(name, now_us, &mut snapshot);
         }
         Ok(snapshot)
     }
@@ -488,7 +509,7 @@ impl State {
     /// How many keys and counters there are, those of the past that are not yet purged included.
     #[cfg(test)]
     pub(crate) fn len(&self) -> usize {
-        self.keys.len() + self.counters.len()
+        self.keys.len() + self.counters.len() + self.readers.len()
     }
 
     /// Forgets what ended before `now_ms`: a few at a time, so that no op pays for a million.
@@ -501,14 +522,17 @@ impl State {
             match self.expiries.pop_first() {
                 Some((_, Entry::Key, name)) => drop(self.keys.remove(&name)),
                 Some((_, Entry::Counter, name)) => drop(self.counters.remove(&name)),
+                Some((_, Entry::Reader(owner, number), name)) => {
+                    self.readers.remove(&(name, owner, number));
+                }
                 None => {}
             }
         }
     }
 
-    /// Forgets all that ended before `now_us`, and returns the keys among it.
+    /// Forgets all that ended before `now_us`, and returns the keys among it, and the readers of others.
     #[cfg(feature = "testing")]
-    pub(crate) fn take_expired(&mut self, now_us: u64) -> Vec<(Arc<str>, Key)> {
+    pub(crate) fn take_expired(&mut self, now_us: u64) -> Vec<Gone> {
         let mut expired = Vec::new();
         while let Some((at, entry, name)) = self.expiries.first().cloned() {
             if at >= now_us / 1000 {
@@ -516,8 +540,19 @@ impl State {
             }
             self.expiries.pop_first();
             match entry {
-                Entry::Key => expired.extend(self.keys.remove(&name).map(|key| (name, key))),
+                Entry::Key => {
+                    let key = self
+                        .keys
+                        .remove(&name)
+                        .map(|key| self.living_of(&name, key));
+                    expired.extend(key.map(|key| Gone::Lock(name, key)));
+                }
                 Entry::Counter => drop(self.counters.remove(&name)),
+                Entry::Reader(owner, number) => {
+                    if self.ends_with(&name, &owner, number) {
+                        expired.push(Gone::Reader(name, owner));
+                    }
+                }
             }
         }
         expired
@@ -535,6 +570,7 @@ impl State {
         {
             self.delete_counter(name);
         }
+        self.forget_dead(name, now_ms);
     }
 
     fn fields(&mut self, name: &Arc<str>) -> Option<&mut BTreeMap<String, String>> {
@@ -639,10 +675,11 @@ impl Now {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Entry {
     Key,
     Counter,
+    Reader(String, u32),
 }
 
 /// Tokens end 2^40 below what a Lua number counts exactly: room for two weeks of time in µs.
@@ -653,5 +690,5 @@ const NO_COUNTER: &str = "the token counter is not a number that can be continue
 /// Hashes with more fields are not looked through.
 const SMALL_HASH: usize = 16;
 
-/// Expired entries an op forgets; it adds two at most.
+/// Expired entries an op forgets; it adds three at most.
 const PURGE_STEP: usize = 32;

@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use fred::types::Value;
 use fred::types::config::Config as FredConfig;
-use futures_util::future::join4;
+use futures_util::future::{join_all, join4};
 use parking_lot::Mutex;
 use tokio::sync::{Mutex as AsyncMutex, oneshot, watch};
 use tokio::time::Instant;
@@ -545,9 +545,13 @@ impl Shared {
         match holders {
             Ok(fields) => {
                 let fields = pairs(&fields).into_iter();
-                snapshot.holders = fields
-                    .filter_map(|(owner, count)| Some((owner, count.parse().ok()?)))
-                    .collect();
+                for (owner, count) in fields {
+                    match count.parse() {
+                        Ok(count) => snapshot.holders.push((owner, count)),
+                        Err(_) if owner == "mode" => snapshot.mode = Some(count),
+                        Err(_) => {}
+                    }
+                }
             }
             Err(Fault::Server(words)) => {
                 let refusal = refusal(&words);
@@ -566,6 +570,9 @@ impl Shared {
                 Err(fault) => return Err(self.not_read(&link, fault)),
             }
         }
+        if snapshot.mode.is_some() {
+            self.look_at_readers(&link, name, end, &mut snapshot).await;
+        }
         snapshot.remaining_ms = remaining.ok().and_then(|ttl| ttl.as_u64());
         snapshot.token = token.ok().and_then(|token| token.as_u64());
         snapshot.waiting = match listeners {
@@ -581,6 +588,51 @@ impl Shared {
             snapshot.holder_info = pairs(&info).into_iter().collect();
         }
         Ok(snapshot)
+    }
+
+    /// What is left of each reader's lease; without the dead. Of a great many the first are looked at.
+    async fn look_at_readers(
+        &self,
+        link: &Link,
+        name: &Arc<str>,
+        end: Instant,
+        snapshot: &mut Snapshot,
+    ) {
+        let env = &*self.env;
+        let base = self.config.scheme.readers(name);
+        let mut looks = Vec::new();
+        for (reader, count) in snapshot.holders.iter().take(MOST_READERS) {
+            for number in 1..=(*count).min(MOST_HOLDS) {
+                if reader.ends_with(":write") {
+                    continue;
+                }
+                let (reader, key) = (
+                    reader.clone(),
+                    format!("{base}:{reader}:rwlock_timeout:{number}"),
+                );
+                looks.push(async move {
+                    let left = link.ask(env, "PTTL", vec![key.into()], end).await;
+                    // What is hidden counts as there.
+                    let left = left.ok().and_then(|left| left.as_i64());
+                    (reader, left.unwrap_or(-1))
+                });
+            }
+        }
+        for (reader, left) in join_all(looks).await {
+            let longest = snapshot.readers.entry(reader).or_insert(Some(0));
+            match left {
+                -2 => {}
+                -1 => *longest = None,
+                left => *longest = longest.map(|longest| longest.max(left.unsigned_abs())),
+            }
+        }
+        snapshot.readers.retain(|_, left| *left != Some(0));
+        let readers = &snapshot.readers;
+        let mut place = 0;
+        snapshot.holders.retain(|(owner, _)| {
+            place += 1;
+            place > MOST_READERS || owner.ends_with(":write") || readers.contains_key(owner)
+        });
     }
 
     /// A read without an answer: it changes nothing, so it counts as not sent.
@@ -641,6 +693,7 @@ fn pairs(hash: &Value) -> Vec<(String, String)> {
 
 /// The client of an owner, `<client>:<hold>`.
 fn client_of(owner: &str) -> Option<Uuid> {
+    let owner = owner.strip_suffix(":write").unwrap_or(owner);
     let (client, _) = owner.rsplit_once(':')?;
     Uuid::try_parse(client).ok()
 }
@@ -662,6 +715,10 @@ fn with_missing_permission(words: String) -> String {
 /// Writes all fields and the time to live in one step, so that nothing is left without one.
 const ANNOUNCE: &str = "redis.call('HSET', KEYS[1], unpack(ARGV, 2)) \
                         redis.call('PEXPIRE', KEYS[1], ARGV[1]) return 1";
+
+/// Readers of a lock that `inspect` asks for, and keys of each.
+const MOST_READERS: usize = 64;
+const MOST_HOLDS: u32 = 8;
 
 /// A connection this young is not given up for another `READONLY`.
 const REBUILD_INTERVAL: Duration = Duration::from_millis(200);

@@ -9,7 +9,7 @@ use fred::types::Value;
 
 use crate::key::KeyScheme;
 use crate::kind::Kind;
-use crate::store::{Answer, Instead, Op, Refusal, RefusalKind, TokenRule, Verb};
+use crate::store::{Answer, Instead, Op, OwnerId, Refusal, RefusalKind, TokenRule, Verb};
 
 /// A script and the hash the server knows it by.
 #[derive(Debug)]
@@ -32,6 +32,10 @@ impl Script {
         Self::with_prelude(&format!("{TOKENS}\n{body}"))
     }
 
+    fn of_both_sides(body: &str) -> Self {
+        Self::with_prelude(&format!("{TOKENS}\n{RW}\n{body}"))
+    }
+
     /// The same script, told the time (µs) by its last argument instead of the server.
     #[cfg(test)]
     pub(crate) fn with_time_as_argument(&self) -> Self {
@@ -47,8 +51,17 @@ pub(crate) fn script_for(op: &Op) -> &'static Script {
         (Kind::Plain, Verb::Acquire { .. }) => &SCRIPTS.acquire,
         (Kind::Plain, Verb::Release { .. }) => &SCRIPTS.release,
         (Kind::Plain, Verb::Renew { .. }) => &SCRIPTS.renew,
-        (Kind::Plain, Verb::HandOff { .. }) => &SCRIPTS.hand_off,
         (Kind::Plain, Verb::ForceRelease { .. }) => &SCRIPTS.force_release,
+        (Kind::Read, Verb::Acquire { .. }) => &SCRIPTS.read_acquire,
+        (Kind::Write, Verb::Acquire { .. }) => &SCRIPTS.write_acquire,
+        (Kind::Read | Kind::Write, Verb::Release { .. }) => &SCRIPTS.rw_release,
+        (Kind::Read | Kind::Write, Verb::Renew { .. }) => &SCRIPTS.rw_renew,
+        // Also from one writer to the next, of which nobody else is told: the mode stays as it is.
+        (_, Verb::HandOff { .. }) => &SCRIPTS.hand_off,
+        (Kind::Read | Kind::Write, Verb::ForceRelease { .. }) => &SCRIPTS.rw_force_release,
+        // No plain hold has a side to go to, and none of its owner ids is found.
+        (_, Verb::Downgrade { .. }) => &SCRIPTS.rw_downgrade,
+        (_, Verb::Upgrade { .. }) => &SCRIPTS.rw_upgrade,
     }
 }
 
@@ -59,13 +72,20 @@ pub(crate) fn clock() -> &'static Script {
 
 /// All scripts by file name, for loading them ahead and for tests.
 #[cfg(test)]
-pub(crate) fn all() -> [(&'static str, &'static Script); 6] {
+pub(crate) fn all() -> [(&'static str, &'static Script); 13] {
     [
         ("lock_acquire", &SCRIPTS.acquire),
         ("lock_release", &SCRIPTS.release),
         ("lock_renew", &SCRIPTS.renew),
         ("lock_hand_off", &SCRIPTS.hand_off),
         ("lock_force_release", &SCRIPTS.force_release),
+        ("read_acquire", &SCRIPTS.read_acquire),
+        ("write_acquire", &SCRIPTS.write_acquire),
+        ("rw_release", &SCRIPTS.rw_release),
+        ("rw_renew", &SCRIPTS.rw_renew),
+        ("rw_downgrade", &SCRIPTS.rw_downgrade),
+        ("rw_upgrade", &SCRIPTS.rw_upgrade),
+        ("rw_force_release", &SCRIPTS.rw_force_release),
         ("clock", &SCRIPTS.clock),
     ]
 }
@@ -100,15 +120,25 @@ pub(crate) fn encode(
     deadline_us: u64,
     ops: &[Op],
 ) -> (Vec<String>, Vec<String>) {
-    let mut keys = Vec::with_capacity(2 * ops.len());
-    let mut args = Vec::with_capacity(3 + 5 * ops.len());
+    let mut keys = Vec::with_capacity(3 * ops.len());
+    let mut args = Vec::with_capacity(3 + 6 * ops.len());
     args.push(attempt.to_string());
     args.push(deadline_us.min(MAX_NUMBER).to_string());
-    if let Some(Verb::Release { .. } | Verb::ForceRelease { .. }) = ops.first().map(|op| &op.verb) {
+    let tells = |verb: &Verb| {
+        matches!(
+            verb,
+            Verb::Release { .. } | Verb::ForceRelease { .. } | Verb::Downgrade { .. }
+        )
+    };
+    if ops.first().is_some_and(|op| tells(&op.verb)) {
         args.push(publish.as_arg().to_owned());
     }
     for op in ops {
         keys.push(scheme.hash(&op.name));
+        // What the scripts of the read/write lock need besides.
+        let rw = op.kind.sides().contains(&Kind::Write);
+        let own = |owner: &OwnerId| rw.then(|| scheme.reader(&op.name, *owner));
+        let readers = || rw.then(|| scheme.readers(&op.name));
         match &op.verb {
             Verb::Acquire {
                 owner,
@@ -117,20 +147,30 @@ pub(crate) fn encode(
                 token,
             } => {
                 keys.push(scheme.token(&op.name));
+                keys.extend(own(owner));
                 args.extend([owner.to_string(), count.to_string(), lease_ms.to_string()]);
                 args.extend(token_args(token));
+                args.extend(readers());
             }
-            Verb::Release { owner, count, also } => args.extend([
-                owner.to_string(),
-                count.to_string(),
-                also.map(|also| also.to_string()).unwrap_or_default(),
-                scheme.channel(&op.kind.channel(&op.name)),
-            ]),
+            Verb::Release { owner, count, also } => {
+                keys.extend(own(owner));
+                args.extend([
+                    owner.to_string(),
+                    count.to_string(),
+                    also.map(|also| also.to_string()).unwrap_or_default(),
+                ]);
+                args.extend(readers());
+                args.push(scheme.channel(&op.kind.channel(&op.name)));
+            }
             Verb::Renew {
                 owner,
                 count,
                 lease_ms,
-            } => args.extend([owner.to_string(), count.to_string(), lease_ms.to_string()]),
+            } => {
+                keys.extend(own(owner));
+                args.extend([owner.to_string(), count.to_string(), lease_ms.to_string()]);
+                args.extend(readers());
+            }
             Verb::HandOff {
                 from,
                 to,
@@ -138,11 +178,35 @@ pub(crate) fn encode(
                 token,
             } => {
                 keys.push(scheme.token(&op.name));
-                args.extend([from.to_string(), to.to_string(), lease_ms.to_string()]);
+                let field = |owner: &OwnerId| if rw { writer(owner) } else { owner.to_string() };
+                args.extend([field(from), field(to), lease_ms.to_string()]);
                 args.extend(token_args(token));
             }
+            Verb::Downgrade {
+                owner,
+                count,
+                lease_ms,
+            } => {
+                keys.push(scheme.reader(&op.name, *owner));
+                args.extend([owner.to_string(), count.to_string(), lease_ms.to_string()]);
+                args.push(scheme.channel(&op.kind.channel(&op.name)));
+            }
+            Verb::Upgrade {
+                from,
+                to,
+                lease_ms,
+                token,
+            } => {
+                keys.push(scheme.token(&op.name));
+                keys.push(scheme.reader(&op.name, *from));
+                args.extend([from.to_string(), to.to_string(), lease_ms.to_string()]);
+                args.extend(token_args(token));
+                args.push(scheme.readers(&op.name));
+            }
             Verb::ForceRelease { owner } => {
-                args.extend([owner.clone(), scheme.channel(&op.kind.channel(&op.name))]);
+                args.push(owner.clone());
+                args.extend(readers());
+                args.push(scheme.channel(&op.kind.channel(&op.name)));
             }
         }
     }
@@ -152,6 +216,11 @@ pub(crate) fn encode(
 fn token_args(rule: &TokenRule) -> [String; 2] {
     let retention_ms = rule.retention_ms.map_or(0, |ms| ms.clamp(1, MAX_NUMBER));
     [rule.floor.to_string(), retention_ms.to_string()]
+}
+
+/// The field of a read/write lock's writer.
+fn writer(owner: &OwnerId) -> String {
+    format!("{owner}:write")
 }
 
 /// `ARGV` of [`clock`].
@@ -205,11 +274,13 @@ fn decode_answer(slot: &[Value], verb: &Verb) -> Result<Answer, Malformed> {
         return Err(Malformed(format!("{} slots for an answer", slot.len())));
     };
     Ok(match (integer(code)?, verb) {
-        (1, Verb::Acquire { count: 1, .. } | Verb::HandOff { .. }) => Answer::Granted {
-            token: unsigned(a)?,
-            remaining_ms: unsigned(b)?,
-        },
-        (2, Verb::Acquire { count: 1, .. }) => Answer::Taken {
+        (1, Verb::Acquire { count: 1, .. } | Verb::HandOff { .. } | Verb::Upgrade { .. }) => {
+            Answer::Granted {
+                token: unsigned(a)?,
+                remaining_ms: unsigned(b)?,
+            }
+        }
+        (2, Verb::Acquire { count: 1, .. } | Verb::Upgrade { .. }) => Answer::Taken {
             remaining_ms: match integer(a)? {
                 -1 => None,
                 _ => Some(unsigned(a)?),
@@ -220,14 +291,18 @@ fn decode_answer(slot: &[Value], verb: &Verb) -> Result<Answer, Malformed> {
             Verb::Acquire { .. }
             | Verb::Renew { .. }
             | Verb::Release { count: 1.., .. }
-            | Verb::HandOff { .. },
+            | Verb::HandOff { .. }
+            | Verb::Downgrade { .. }
+            | Verb::Upgrade { .. },
         ) => Answer::Late,
         (
             4,
             Verb::Acquire { count: 2.., .. }
             | Verb::Release { .. }
             | Verb::Renew { .. }
-            | Verb::HandOff { .. },
+            | Verb::HandOff { .. }
+            | Verb::Downgrade { .. }
+            | Verb::Upgrade { .. },
         ) => Answer::Gone(match integer(a)? {
             0 => Instead::Free,
             1 => Instead::Taken,
@@ -239,7 +314,7 @@ fn decode_answer(slot: &[Value], verb: &Verb) -> Result<Answer, Malformed> {
         (6, Verb::Release { count: 0, .. }) => Answer::Released {
             heard: unsigned(a)?,
         },
-        (7, Verb::Release { count: 1.., .. }) => Answer::StillHeld {
+        (7, Verb::Release { count: 1.., .. } | Verb::Downgrade { .. }) => Answer::StillHeld {
             remaining_ms: unsigned(a)?,
         },
         (8, Verb::Renew { .. }) => Answer::Renewed {
@@ -319,6 +394,13 @@ struct Scripts {
     renew: Script,
     hand_off: Script,
     force_release: Script,
+    read_acquire: Script,
+    write_acquire: Script,
+    rw_release: Script,
+    rw_renew: Script,
+    rw_downgrade: Script,
+    rw_upgrade: Script,
+    rw_force_release: Script,
     clock: Script,
 }
 
@@ -328,12 +410,21 @@ static SCRIPTS: LazyLock<Scripts> = LazyLock::new(|| Scripts {
     renew: Script::with_prelude(include_str!("lua/lock_renew.lua")),
     hand_off: Script::that_grants(include_str!("lua/lock_hand_off.lua")),
     force_release: Script::with_prelude(include_str!("lua/lock_force_release.lua")),
+    read_acquire: Script::of_both_sides(include_str!("lua/read_acquire.lua")),
+    write_acquire: Script::of_both_sides(include_str!("lua/write_acquire.lua")),
+    rw_release: Script::of_both_sides(include_str!("lua/rw_release.lua")),
+    rw_renew: Script::of_both_sides(include_str!("lua/rw_renew.lua")),
+    rw_downgrade: Script::of_both_sides(include_str!("lua/rw_downgrade.lua")),
+    rw_upgrade: Script::of_both_sides(include_str!("lua/rw_upgrade.lua")),
+    rw_force_release: Script::of_both_sides(include_str!("lua/rw_force_release.lua")),
     clock: Script::with_prelude(include_str!("lua/clock.lua")),
 });
 
 const PRELUDE: &str = include_str!("lua/prelude.lua");
 
 const TOKENS: &str = include_str!("lua/tokens.lua");
+
+const RW: &str = include_str!("lua/rw.lua");
 
 /// Values per answer in a reply.
 const SLOTS: usize = 3;
@@ -348,7 +439,6 @@ mod tests {
     use uuid::Uuid;
 
     use super::*;
-    use crate::store::OwnerId;
 
     #[test]
     fn odd_replies_are_errors_and_never_a_panic() {

@@ -88,6 +88,8 @@ pub struct Conditions {
     /// The locks that somebody takes for a fixed time, without renewal, or with a longest one. Who
     /// waits for them may ask for another lease than the next in line.
     pub fixed_leases: BTreeSet<Arc<str>>,
+    /// The read/write locks.
+    pub two_sided: BTreeSet<Arc<str>>,
     /// The locks in whose place somebody puts something else. Of others no request is refused.
     pub spoilt: BTreeSet<Arc<str>>,
     /// The longest that one attempt may take.
@@ -128,6 +130,7 @@ impl Conditions {
             stall: Duration::ZERO,
             leases_alike: true,
             fixed_leases: BTreeSet::new(),
+            two_sided: BTreeSet::new(),
             spoilt: BTreeSet::new(),
             command_timeout: Duration::from_secs(1),
             cap: Duration::from_secs(2),

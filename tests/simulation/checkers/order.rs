@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use leasehold::LockKind;
 use leasehold::testing::What;
 
 use super::story::Story;
@@ -14,10 +15,11 @@ pub fn check(story: &Story<'_>, conditions: &Conditions) -> Vec<Violation> {
         return verdict.found;
     }
     // The last to come of those that were served.
-    let mut latest: BTreeMap<(usize, &Arc<str>), usize> = BTreeMap::new();
+    let mut latest: BTreeMap<(usize, LockKind, &Arc<str>), usize> = BTreeMap::new();
     for (index, _, what) in story.iter() {
         let What::Departed {
             client,
+            kind,
             name,
             served: true,
             place,
@@ -35,7 +37,7 @@ pub fn check(story: &Story<'_>, conditions: &Conditions) -> Vec<Violation> {
         if conditions.was_frozen(*client) || conditions.fixed_leases.contains(name) {
             continue;
         }
-        let latest = latest.entry((*client, name)).or_insert(number);
+        let latest = latest.entry((*client, *kind, name)).or_insert(number);
         if number < *latest {
             let other = &story.places[*latest];
             let records = [joined.joined, other.joined, index];

@@ -8,22 +8,37 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold::testing::{Answered, Did, Done, Holder, Owners, Ran, What};
+use leasehold::LockKind;
+use leasehold::testing::{Answered, Did, Done, HoldId, Holder, Owners, Ran, What};
 
-use super::story::Story;
+use super::story::{Story, writer_after};
 use super::{Conditions, Verdict, Violation};
 
 pub fn check(story: &Story<'_>, conditions: &Conditions) -> Vec<Violation> {
     let mut verdict = Verdict::of("owners", story);
     let comparable = conditions.clocks_sane && conditions.memory_kept && conditions.expiry_kept;
-    let mut leases: BTreeMap<&Arc<str>, Lease> = BTreeMap::new();
+    // By name, and by hold where each has a lease of its own.
+    let mut leases: BTreeMap<(&Arc<str>, Option<HoldId>), Lease> = BTreeMap::new();
+    let mut writers: BTreeMap<&Arc<str>, Option<HoldId>> = BTreeMap::new();
     for (index, at, what) in story.iter() {
         let ran = match what {
             What::Ran(ran) => ran,
             What::Vanished { name, expired, .. } => {
-                let before = leases.remove(name).filter(|_| *expired && comparable);
-                if let Some(before) = before.filter(|before| before.shortened(at, 0)) {
-                    let what = format!("the lease on {name} is over too early");
+                writers.remove(name);
+                let ended = leases.extract_if(.., |(of, _), _| *of == name);
+                for (_, before) in ended.collect::<Vec<_>>() {
+                    if *expired && comparable && before.shortened(at, 0) {
+                        let what = format!("the lease on {name} is over too early");
+                        verdict.broken(&[before.index, index], what);
+                    }
+                }
+                continue;
+            }
+            What::ReaderGone { name, hold } => {
+                let before = leases.remove(&(name, Some(*hold)));
+                let early = |before: &Lease| comparable && before.shortened(at, 0);
+                if let Some(before) = before.filter(early) {
+                    let what = format!("a reader's lease on {name} is over too early");
                     verdict.broken(&[before.index, index], what);
                 }
                 continue;
@@ -35,35 +50,46 @@ pub fn check(story: &Story<'_>, conditions: &Conditions) -> Vec<Violation> {
         if refused && !conditions.spoilt.contains(&ran.did.name) {
             verdict.broken(&[index], format!("{} is refused for no reason", ran.did));
         }
-        if let Some(wrong) = wrong(ran) {
+        let writer = writers.entry(&ran.did.name).or_default();
+        if let Some(wrong) = wrong(ran, *writer) {
             verdict.broken(&[index], format!("{} {wrong}", ran.did));
         }
-        let before = leases.remove(&ran.did.name);
+        *writer = writer_after(*writer, ran);
+        let plain = ran.did.kind == LockKind::Plain;
+        let lease = (&ran.did.name, (!plain).then_some(ran.did.hold));
+        let before = leases.remove(&lease);
+        if let Some((_, after)) = ran.change.as_ref().filter(|_| !plain) {
+            // Released, or gone on under another id.
+            let there = |hold| after.iter().any(|(owner, _)| Some(*owner) == hold);
+            leases.retain(|(name, hold), _| *name != &ran.did.name || there(*hold));
+        }
         let Some(left_ms) = ran.left_ms else { continue };
         let same = ran
             .change
             .as_ref()
-            .is_none_or(|(before, after)| alike(before, after));
+            .is_none_or(|(before, after)| !plain || alike(before, after));
         if let Some(before) = before.filter(|_| same && comparable)
             && before.shortened(at, left_ms)
         {
             let what = format!("{} shortens the lease", ran.did);
             verdict.broken(&[before.index, index], what);
         }
-        leases.insert(&ran.did.name, Lease { index, at, left_ms });
+        leases.insert(lease, Lease { index, at, left_ms });
     }
     verdict.found
 }
 
 /// What an op did that it must not.
-fn wrong(ran: &Ran) -> Option<String> {
+fn wrong(ran: &Ran, writer: Option<HoldId>) -> Option<String> {
     let did = &ran.did;
     // From one to another: it takes the place of the one that it names besides.
-    let hands_on = did.verb == Done::HandOff;
+    let hands_on = matches!(did.verb, Done::HandOff | Done::Upgrade);
+    let alone = did.kind != LockKind::Read || did.verb == Done::Upgrade;
     let creates = hands_on || did.verb == Done::Acquire && did.count == 1;
     let removes = did.count == 0 && matches!(did.verb, Done::Release | Done::Force);
     let Some((before, after)) = &ran.change else {
-        let moved = ran.answer == Answered::Done && !removes;
+        // A copy of what lets a writer read on may come late, and finds it done.
+        let moved = ran.answer == Answered::Done && !removes && did.verb != Done::Downgrade;
         return (ran.late && moved).then(|| "is done though late".to_owned());
     };
     match ran.answer {
@@ -81,8 +107,18 @@ fn wrong(ran: &Ran) -> Option<String> {
         (false, true) if hands_on && (gone(before) || !gone(after)) => {
             Some("hands on what it had not, or keeps it".to_owned())
         }
-        (false, true) if !hands_on && !before.is_empty() => {
+        (false, true) if !hands_on && alone && !before.is_empty() => {
             Some("enters a lock that is taken".to_owned())
+        }
+        (false, true)
+            if before
+                .iter()
+                .any(|(hold, _)| Some(*hold) == writer && !hands_on) =>
+        {
+            Some("reads while another writes".to_owned())
+        }
+        (false, true) if did.verb == Done::Upgrade && before.len() > 1 => {
+            Some("writes while others read".to_owned())
         }
         (true, false) if !removes => Some("removes".to_owned()),
         (true, true) if removes => Some("does not remove".to_owned()),

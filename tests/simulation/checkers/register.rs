@@ -26,6 +26,9 @@ pub fn check(story: &Story<'_>, conditions: &Conditions) -> Vec<Violation> {
                 let newest = newest.entry(name).or_default();
                 *newest = (*newest).max(*token);
             }
+            // Readers of a counter that is lost meanwhile have different tokens.
+            What::Note(Note::Wrote { name, .. })
+                if conditions.two_sided.contains(name) && !conditions.counters_kept => {}
             What::Note(Note::Wrote { name, token }) => {
                 let before = accepted.get(name).filter(|(before, _)| token < before);
                 let Some((before, shown)) = before else {

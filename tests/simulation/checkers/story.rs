@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold::LossReason;
 use leasehold::testing::{Answered, Did, Done, HoldId, Ran, Record, What};
+use leasehold::{LockKind, LossReason};
 
 use super::ROUNDING;
 
@@ -53,6 +53,8 @@ pub struct Hold {
     pub release: Option<Duration>,
     /// The first op that did not find it on the server, while its client believed in it or before.
     pub gone: Option<Gone>,
+    /// Others may hold it as well: from the start, or since its client asked to go on as a reader.
+    pub shared_from: Option<Duration>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -111,6 +113,14 @@ impl Hold {
             }
         });
         Some(self.over.map_or(until, |over| until.min(over.at)))
+    }
+
+    /// When it ceased to be its client's alone; `None` if it never was.
+    pub fn alone_until(&self, believed_until: Duration) -> Option<Duration> {
+        let until = self
+            .shared_from
+            .map_or(believed_until, |shared| shared.min(believed_until));
+        (self.shared_from != Some(Duration::ZERO)).then_some(until)
     }
 
     fn believe(&mut self, belief: Belief) {
@@ -172,14 +182,14 @@ struct Reader {
     place_of: BTreeMap<usize, usize>,
     /// Places not departed from. A line that was empty numbers anew, also before everybody has
     /// looked who was told to leave: so there may be several of one number.
-    open: BTreeMap<(usize, Arc<str>, u64), VecDeque<usize>>,
+    open: BTreeMap<(usize, LockKind, Arc<str>, u64), VecDeque<usize>>,
 }
 
 /// A key, as far as the records tell.
 #[derive(Default)]
 struct Lock {
-    owners: Vec<HoldId>,
-    end: Duration,
+    /// Who holds it, and until when unless there is more to come.
+    owners: BTreeMap<HoldId, Duration>,
 }
 
 impl Reader {
@@ -195,7 +205,12 @@ impl Reader {
             }
             What::Vanished { name, .. } => {
                 if let Some(lock) = self.locks.get_mut(name) {
-                    close(&mut self.holds, lock, &[], index, at);
+                    close(&mut self.holds, lock, |_| false, index, at);
+                }
+            }
+            What::ReaderGone { name, hold } => {
+                if let Some(lock) = self.locks.get_mut(name) {
+                    close(&mut self.holds, lock, |owner| owner != *hold, index, at);
                 }
             }
             What::Claimed {
@@ -235,6 +250,7 @@ impl Reader {
             What::Left { hold } => self.over(index, at, *hold, None),
             What::Joined {
                 client,
+                kind,
                 name,
                 place,
             } => {
@@ -248,16 +264,19 @@ impl Reader {
                     served: false,
                 });
                 self.place_of.insert(index, number);
-                let key = (*client, Arc::clone(name), *place);
+                let key = (*client, *kind, Arc::clone(name), *place);
                 self.open.entry(key).or_default().push_back(number);
             }
             What::Departed {
                 client,
+                kind,
                 name,
                 place,
                 served,
             } => {
-                let open = self.open.get_mut(&(*client, Arc::clone(name), *place));
+                let open = self
+                    .open
+                    .get_mut(&(*client, *kind, Arc::clone(name), *place));
                 // Those of a line that is no more are not served.
                 let number = open.and_then(|open| {
                     if *served {
@@ -283,14 +302,24 @@ impl Reader {
         let hold = self.holds.entry(did.hold).or_default();
         hold.client = Some(client);
         match did.verb {
-            Done::Acquire | Done::HandOff => hold.asked = Some(at),
+            Done::Acquire | Done::HandOff | Done::Upgrade => {
+                hold.asked = Some(at);
+                let reads = did.kind == LockKind::Read && did.verb == Done::Acquire;
+                hold.shared_from = hold.shared_from.or(reads.then_some(Duration::ZERO));
+            }
+            Done::Downgrade => {
+                hold.shared_from.get_or_insert(at);
+            }
             Done::Release if did.count == 0 => hold.release = Some(at),
             _ => {}
         }
         if let Some(other) = did.other {
             let other = self.holds.entry(other).or_default();
             other.client = Some(client);
-            other.release = Some(at);
+            // A reader that is to go on writing is released only if that is done.
+            if did.verb != Done::Upgrade {
+                other.release = Some(at);
+            }
         }
     }
 
@@ -301,12 +330,12 @@ impl Reader {
 
     fn granted_until(&self, hold: HoldId, name: &Arc<str>) -> Option<Duration> {
         let lock = self.locks.get(name)?;
-        lock.owners.contains(&hold).then_some(lock.end)
+        lock.owners.get(&hold).copied()
     }
 
     fn ran(&mut self, index: usize, at: Duration, ran: &Ran) {
         let did = &ran.did;
-        let first = !matches!(did.verb, Done::Acquire | Done::HandOff)
+        let first = !matches!(did.verb, Done::Acquire | Done::HandOff | Done::Upgrade)
             || self.acquired.insert((ran.client, ran.attempt, did.hold));
         let Reader { holds, locks, .. } = self;
         if !locks.contains_key(&did.name) {
@@ -315,29 +344,49 @@ impl Reader {
         let Some(lock) = locks.get_mut(&did.name) else {
             return;
         };
-        let absurd = lock.owners.contains(&did.hold) && at < lock.end;
+        // An op on one side of a read/write lock tells of its own hold only.
+        let plain = did.kind == LockKind::Plain;
+        let of_it = |owner: HoldId| plain || owner == did.hold;
+        let end = lock.owners.get(&did.hold).copied();
+        let absurd = end.is_some_and(|end| at < end);
         if ran.answer == Answered::Gone {
             // Clocks may differ by 0.5 %, and a lease lasts until its millisecond is over.
             let hold = holds.entry(did.hold).or_default();
-            let absurd = absurd && at + hold.lease / 100 + ROUNDING * 2 < lock.end;
+            let room = hold.lease / 100 + ROUNDING * 2;
+            let absurd = end.is_some_and(|end| at + room < end);
             hold.gone.get_or_insert(Gone { index, absurd });
+            if let Some(reader) = did.other.filter(|_| did.verb == Done::Upgrade) {
+                // Who was to go on writing is not there either.
+                let end = lock.owners.get(&reader).copied();
+                let absurd = end.is_some_and(|end| at + room < end);
+                let hold = holds.entry(reader).or_default();
+                hold.gone.get_or_insert(Gone { index, absurd });
+            }
         }
         let found = matches!(ran.answer, Answered::Granted(_) | Answered::Done);
+        let over = |lock: &Lock| {
+            let mut owners = lock.owners.iter().filter(|(owner, _)| of_it(**owner));
+            owners.all(|(_, end)| at >= *end)
+        };
         match &ran.change {
             Some((before, after)) => {
                 // What is missing before has ended without a record of its own.
-                close(holds, lock, &ids(before), index, at);
+                close(holds, lock, |owner| has(before, owner), index, at);
                 open(holds, lock, &ids(before), index, at, &did.name);
-                lock.end = at;
-                close(holds, lock, &ids(after), index, at);
+                for (owner, end) in &mut lock.owners {
+                    if !has(after, *owner) {
+                        *end = at;
+                    }
+                }
+                close(holds, lock, |owner| has(after, owner), index, at);
                 open(holds, lock, &ids(after), index, at, &did.name);
             }
             // Another has it, or this one: the server is another, with an older memory.
             None if ran.answer == Answered::Gone && absurd => {
-                close(holds, lock, &[], index, at);
+                close(holds, lock, |owner| !of_it(owner), index, at);
             }
-            None if found && did.verb != Done::Force && !lock.owners.contains(&did.hold) => {
-                close(holds, lock, &[], index, at);
+            None if found && did.verb != Done::Force && end.is_none() => {
+                close(holds, lock, |owner| !of_it(owner), index, at);
                 open(holds, lock, &[did.hold], index, at, &did.name);
                 let hold = holds.entry(did.hold).or_default();
                 let over = hold.over.is_some();
@@ -347,17 +396,20 @@ impl Reader {
             }
             None if ran.left_ms.is_some() || found || ran.answer == Answered::Taken => {}
             // Gone with its lease, or, as only an op of its own can tell, without a record.
-            None if at >= lock.end => close(holds, lock, &[], index, at),
+            None if over(lock) => close(holds, lock, |owner| !of_it(owner), index, at),
             // Lost with the memory, or without expiry: that will show.
             None => return,
         }
         let left = ran.left_ms.map(Duration::from_millis);
-        lock.end = left.map_or(Duration::MAX, |left| at + left);
-        for owner in &lock.owners {
+        for (owner, end) in &mut lock.owners {
+            if !of_it(*owner) {
+                continue;
+            }
+            *end = left.map_or(Duration::MAX, |left| at + left);
             let hold = holds.entry(*owner).or_default();
             hold.lease = hold.lease.max(left.unwrap_or_default());
             if let Some(stay) = hold.stay() {
-                stay.to = lock.end;
+                stay.to = *end;
                 stay.by_copy |= stay.from_index == index && !first;
             }
         }
@@ -368,15 +420,14 @@ impl Reader {
 fn close(
     holds: &mut BTreeMap<HoldId, Hold>,
     lock: &mut Lock,
-    remain: &[HoldId],
+    remains: impl Fn(HoldId) -> bool,
     index: usize,
     at: Duration,
 ) {
-    let end = lock.end.min(at);
-    lock.owners.retain(|owner| {
-        let remains = remain.contains(owner);
+    lock.owners.retain(|owner, end| {
+        let remains = remains(*owner);
         if !remains && let Some(stay) = holds.entry(*owner).or_default().stay() {
-            stay.to = end;
+            stay.to = (*end).min(at);
             stay.to_index = Some(index);
         }
         remains
@@ -393,10 +444,10 @@ fn open(
     name: &Arc<str>,
 ) {
     for owner in there {
-        if lock.owners.contains(owner) {
+        if lock.owners.contains_key(owner) {
             continue;
         }
-        lock.owners.push(*owner);
+        lock.owners.insert(*owner, at);
         let hold = holds.entry(*owner).or_default();
         hold.name.get_or_insert_with(|| Arc::clone(name));
         hold.stays.push(Stay {
@@ -409,6 +460,29 @@ fn open(
     }
 }
 
+/// Who writes under a read/write lock, once this op has run.
+pub fn writer_after(writer: Option<HoldId>, ran: &Ran) -> Option<HoldId> {
+    let did = &ran.did;
+    let Some((_, after)) = &ran.change else {
+        let asked = did.verb == Done::Downgrade && ran.answer == Answered::Done;
+        return writer.filter(|writer| !(asked && *writer == did.hold));
+    };
+    let writes = match did.verb {
+        Done::Acquire => did.kind == LockKind::Write && did.count == 1,
+        Done::HandOff | Done::Upgrade => true,
+        _ => false,
+    };
+    if writes {
+        return Some(did.hold);
+    }
+    let goes_on = did.verb == Done::Downgrade;
+    writer.filter(|writer| has(after, *writer) && !(goes_on && *writer == did.hold))
+}
+
 fn ids(owners: &[(HoldId, u32)]) -> Vec<HoldId> {
     owners.iter().map(|(hold, _)| *hold).collect()
+}
+
+fn has(owners: &[(HoldId, u32)], hold: HoldId) -> bool {
+    owners.iter().any(|(owner, _)| *owner == hold)
 }

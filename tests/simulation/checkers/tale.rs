@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold::LossReason;
 use leasehold::testing::{Answered, Did, Done, HoldId, Note, Owners, Ran, Record, What};
+use leasehold::{LockKind, LossReason};
 
 use super::{Conditions, check};
 
@@ -20,6 +20,7 @@ pub struct Tale {
     copy: bool,
     late: bool,
     other: Option<HoldId>,
+    kind: LockKind,
 }
 
 #[derive(Clone, Default)]
@@ -40,7 +41,14 @@ impl Tale {
             copy: false,
             late: false,
             other: None,
+            kind: LockKind::Plain,
         }
+    }
+
+    /// What follows is asked on this side of a read/write lock.
+    pub fn side(mut self, kind: LockKind) -> Self {
+        self.kind = kind;
+        self
     }
 
     /// What follows happens then.
@@ -276,6 +284,7 @@ impl Tale {
         let name = Arc::clone(&self.name);
         self.push(What::Joined {
             client,
+            kind: LockKind::Plain,
             name,
             place,
         })
@@ -285,6 +294,7 @@ impl Tale {
         let name = Arc::clone(&self.name);
         self.push(What::Departed {
             client,
+            kind: LockKind::Plain,
             name,
             place,
             served,
@@ -319,6 +329,7 @@ impl Tale {
 
     fn did(&self, verb: Done, hold: HoldId, count: u32) -> Did {
         Did {
+            kind: self.kind,
             name: Arc::clone(&self.name),
             verb,
             hold,

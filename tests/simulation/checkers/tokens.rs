@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use leasehold::testing::{Answered, HoldId, Holder, Ran, What};
+use leasehold::LockKind;
+use leasehold::testing::{Answered, Done, HoldId, Holder, Ran, What};
 
 use super::story::Story;
 use super::{Conditions, Verdict, Violation};
@@ -15,7 +16,7 @@ pub fn check(story: &Story<'_>, conditions: &Conditions) -> Vec<Violation> {
     }
     // The greatest so far and where; what each hold was told, in order. A copy of a request can make a
     // hold anew that was removed by force.
-    let mut greatest: BTreeMap<&Arc<str>, (u64, usize)> = BTreeMap::new();
+    let mut greatest: BTreeMap<&Arc<str>, Given> = BTreeMap::new();
     let mut told: BTreeMap<HoldId, Vec<(u64, usize)>> = BTreeMap::new();
     for (index, _, what) in story.iter() {
         match what {
@@ -24,14 +25,31 @@ pub fn check(story: &Story<'_>, conditions: &Conditions) -> Vec<Violation> {
                     continue;
                 };
                 let hold = ran.did.hold;
+                let reads = ran.did.kind == LockKind::Read && ran.did.verb == Done::Acquire;
                 if makes(ran) {
-                    if let Some((before, shown)) = greatest.get(&ran.did.name)
-                        && token <= *before
-                    {
-                        let what = format!("token {token} of {} after {before}", Holder(hold));
-                        verdict.broken(&[*shown, index], what);
-                    } else {
-                        greatest.insert(&ran.did.name, (token, index));
+                    let before = greatest.get(&ran.did.name).copied();
+                    let wrong = before.is_some_and(|before| {
+                        // One who joins readers has what they have, unless the counter was lost
+                        // meanwhile; the first may find the lock of readers who are dead.
+                        if reads && joins(ran) && conditions.counters_kept {
+                            token != before.token
+                        } else if reads && (before.reads || !conditions.counters_kept) {
+                            token < before.token && conditions.counters_kept
+                        } else {
+                            token <= before.token
+                        }
+                    });
+                    if let Some(before) = before.filter(|_| wrong) {
+                        let (hold, greatest) = (Holder(hold), before.token);
+                        let what = format!("token {token} of {hold} after {greatest}");
+                        verdict.broken(&[before.index, index], what);
+                    } else if before.is_none_or(|before| before.token <= token) {
+                        let given = Given {
+                            token,
+                            index,
+                            reads,
+                        };
+                        greatest.insert(&ran.did.name, given);
                     }
                 } else if let Some((before, shown)) = told.get(&hold).and_then(|told| told.last())
                     && token != *before
@@ -56,6 +74,22 @@ pub fn check(story: &Story<'_>, conditions: &Conditions) -> Vec<Violation> {
     verdict.found
 }
 
+/// The greatest token so far.
+#[derive(Clone, Copy)]
+struct Given {
+    token: u64,
+    index: usize,
+    /// By one who reads.
+    reads: bool,
+}
+
+/// Whether somebody was there before.
+fn joins(ran: &Ran) -> bool {
+    ran.change
+        .as_ref()
+        .is_some_and(|(before, _)| !before.is_empty())
+}
+
 /// Whether the hold is there because of this op.
 fn makes(ran: &Ran) -> bool {
     let has = |owners: &[(HoldId, u32)]| owners.iter().any(|(hold, _)| *hold == ran.did.hold);
@@ -66,9 +100,10 @@ fn makes(ran: &Ran) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use leasehold::LockKind;
     use leasehold::testing::{Answered, Done};
 
-    use super::super::tale::{Tale, stormy};
+    use super::super::tale::{Tale, rough, stormy};
 
     fn one_after_another(tokens: [u64; 2]) -> Tale {
         let [first, second] = tokens;
@@ -88,6 +123,28 @@ mod tests {
         assert_eq!(one_after_another([7, 7]).caught(), ["tokens"]);
         assert_eq!(one_after_another([7, 6]).caught(), ["tokens"]);
         assert_eq!(one_after_another([7, 8]).caught(), [""; 0]);
+    }
+
+    /// Who reads beside another has his token; a writer's is greater than both.
+    #[test]
+    fn a_reader_with_a_token_of_his_own_is_caught() {
+        let tale = |joined, written| {
+            let both = [(1, 1), (2, 1)];
+            let granted = Answered::Granted(joined);
+            Tale::new()
+                .side(LockKind::Read)
+                .granted_as(0, 1, 7)
+                .does(1, Done::Acquire, 2, 1, granted, &both, None)
+                .does(0, Done::Release, 1, 0, Answered::Done, &both[1..], None)
+                .released(1, 2)
+                .side(LockKind::Write)
+                .granted_as(0, 3, written)
+                .released(0, 3)
+        };
+        assert_eq!(tale(7, 8).caught_under(rough), [""; 0]);
+        assert_eq!(tale(8, 9).caught_under(rough), ["tokens"]);
+        assert_eq!(tale(6, 9).caught_under(rough), ["tokens"]);
+        assert_eq!(tale(7, 7).caught_under(rough), ["tokens"]);
     }
 
     #[test]

@@ -5,9 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold::testing::{Did, Done, What};
+use leasehold::LockKind;
+use leasehold::testing::{Did, Done, HoldId, What};
 
-use super::story::Story;
+use super::story::{Story, writer_after};
 use super::{Conditions, Verdict, Violation};
 
 pub fn check(story: &Story<'_>, conditions: &Conditions) -> Vec<Violation> {
@@ -22,6 +23,9 @@ pub fn check(story: &Story<'_>, conditions: &Conditions) -> Vec<Violation> {
     verdict.found
 }
 
+/// The client, side and name of a line.
+type Whose<'a> = (usize, LockKind, &'a Arc<str>);
+
 /// One client's line for a name.
 #[derive(Default)]
 struct Line {
@@ -32,26 +36,32 @@ struct Line {
 }
 
 fn attempts(verdict: &mut Verdict<'_>, story: &Story<'_>, conditions: &Conditions) {
-    let mut lines: BTreeMap<(usize, &Arc<str>), Line> = BTreeMap::new();
+    let mut lines: BTreeMap<Whose<'_>, Line> = BTreeMap::new();
     for (index, at, what) in story.iter() {
         match what {
-            What::Joined { client, name, .. } => {
-                let line = lines.entry((*client, name)).or_default();
+            What::Joined {
+                client, kind, name, ..
+            } => {
+                let line = lines.entry((*client, *kind, name)).or_default();
                 if line.places == 0 {
                     (line.since, line.index) = (at, index);
                 }
                 line.places += 1;
             }
-            What::Departed { client, name, .. } => {
-                if let Some(line) = lines.get_mut(&(*client, name)) {
-                    idle(verdict, conditions, (*client, name), line, at);
+            What::Departed {
+                client, kind, name, ..
+            } => {
+                let whose = (*client, *kind, name);
+                if let Some(line) = lines.get_mut(&whose) {
+                    idle(verdict, conditions, whose, line, at);
                     line.places = line.places.saturating_sub(1);
                 }
             }
             What::Sent { client, ops, .. } => {
-                for Did { name, .. } in ops.iter().filter(|did| is_attempt(did)) {
-                    if let Some(line) = lines.get_mut(&(*client, name)) {
-                        idle(verdict, conditions, (*client, name), line, at);
+                for Did { kind, name, .. } in ops.iter().filter(|did| is_attempt(did)) {
+                    let whose = (*client, *kind, name);
+                    if let Some(line) = lines.get_mut(&whose) {
+                        idle(verdict, conditions, whose, line, at);
                         (line.since, line.index) = (at, index);
                     }
                 }
@@ -72,7 +82,7 @@ fn is_attempt(did: &Did) -> bool {
 fn idle(
     verdict: &mut Verdict<'_>,
     conditions: &Conditions,
-    (client, name): (usize, &Arc<str>),
+    (client, _, name): Whose<'_>,
     line: &mut Line,
     now: Duration,
 ) {
@@ -114,7 +124,9 @@ impl Lock {
 
 fn wake_ups(verdict: &mut Verdict<'_>, story: &Story<'_>, conditions: &Conditions) {
     let room = conditions.wake + conditions.slack;
-    let mut locks: BTreeMap<&Arc<str>, Lock> = BTreeMap::new();
+    // Who reads may come in where others read.
+    let mut locks: BTreeMap<(LockKind, &Arc<str>), Lock> = BTreeMap::new();
+    let mut writers: BTreeMap<&Arc<str>, Option<HoldId>> = BTreeMap::new();
     let mut look = |lock: &mut Lock, name: &Arc<str>, now| {
         if let Some((due, index)) = lock.neglected(now, room) {
             let records: Vec<_> = lock.freed.into_iter().chain([index]).collect();
@@ -130,22 +142,37 @@ fn wake_ups(verdict: &mut Verdict<'_>, story: &Story<'_>, conditions: &Condition
     for (index, at, what) in story.iter() {
         match what {
             What::Ran(ran) => {
-                let Some((_, after)) = &ran.change else {
-                    continue;
+                // Who goes on as a reader with one level has the count he had.
+                let after = match &ran.change {
+                    Some((_, after)) => after.clone(),
+                    None if ran.did.verb == Done::Downgrade => vec![(ran.did.hold, 1)],
+                    None => continue,
                 };
-                let lock = locks.entry(&ran.did.name).or_default();
-                look(lock, &ran.did.name, at);
-                let taken = !after.is_empty();
-                if lock.taken && !taken {
-                    (lock.free_since, lock.freed) = (at, Some(index));
+                let name = &ran.did.name;
+                let writer = writers.entry(name).or_default();
+                *writer = writer_after(*writer, ran);
+                let sides: &[_] = match ran.did.kind {
+                    LockKind::Plain => &[(LockKind::Plain, !after.is_empty())],
+                    _ => &[
+                        (LockKind::Read, writer.is_some()),
+                        (LockKind::Write, !after.is_empty()),
+                    ],
+                };
+                for (side, taken) in sides {
+                    let lock = locks.entry((*side, name)).or_default();
+                    look(lock, name, at);
+                    if lock.taken && !taken {
+                        (lock.free_since, lock.freed) = (at, Some(index));
+                    }
+                    lock.taken = *taken;
                 }
-                lock.taken = taken;
             }
-            What::Joined { name, .. } => {
-                locks.entry(name).or_default().waiting.insert((at, index));
+            What::Joined { kind, name, .. } => {
+                let lock = locks.entry((*kind, name)).or_default();
+                lock.waiting.insert((at, index));
             }
-            What::Departed { name, .. } => {
-                let lock = locks.entry(name).or_default();
+            What::Departed { kind, name, .. } => {
+                let lock = locks.entry((*kind, name)).or_default();
                 look(lock, name, at);
                 if let Some((_, place)) = story.place(index) {
                     lock.waiting.remove(&(place.joined_at, place.joined));
@@ -154,7 +181,7 @@ fn wake_ups(verdict: &mut Verdict<'_>, story: &Story<'_>, conditions: &Condition
             _ => {}
         }
     }
-    for (name, lock) in &mut locks {
+    for ((_, name), lock) in &mut locks {
         look(lock, name, conditions.end);
     }
 }

@@ -86,19 +86,26 @@ local function lengthen(hash, lease_ms)
 end
 
 -- Publishes one message; how many heard it.
-local function publish(command, channel)
-  local heard = redis.pcall(command, channel, '0')
+local function publish(command, channel, message)
+  local heard = redis.pcall(command, channel, message)
   return type(heard) == 'number' and heard or 0
 end
 
--- Says "try again" to who waits, if nobody holds `hash` now. It is a hint and decides nothing. How many
--- heard it.
-local function publish_if_free(hash, channel)
+-- Says "try again" to who waits. It is a hint and decides nothing. How many heard it.
+local function tell(channel, message)
   local how = ARGV[3]
-  if how == 'OFF' or redis.pcall('EXISTS', hash) == 1 then
+  if how == 'OFF' then
     return 0
   end
-  local plain = how ~= 'SHARDED' and publish('PUBLISH', channel) or 0
-  local sharded = how ~= 'PLAIN' and publish('SPUBLISH', channel) or 0
+  local plain = how ~= 'SHARDED' and publish('PUBLISH', channel, message) or 0
+  local sharded = how ~= 'PLAIN' and publish('SPUBLISH', channel, message) or 0
   return math.max(plain, sharded)
+end
+
+-- Says so if nobody holds `hash` now.
+local function publish_if_free(hash, channel)
+  if redis.pcall('EXISTS', hash) == 1 then
+    return 0
+  end
+  return tell(channel, '0')
 end
