@@ -147,6 +147,13 @@ pub(crate) async fn force_release(
             .dispatcher
             .post(Job::new(op, timeout, give_up, Box::new(Asked { reply })));
         let outcome = until(&*engine.env, later(give_up, timeout / 4), answer).await;
+        if let Some(hold) = &own
+            && outcome
+                .as_ref()
+                .is_some_and(|outcome| !may_have_run(outcome))
+        {
+            hold.expect_force(false);
+        }
         match outcome {
             Some(Ok(Outcome::Answered(Answered {
                 answer,
@@ -179,6 +186,19 @@ pub(crate) async fn force_release(
         }
     }
     Ok(removed)
+}
+
+/// Whether it removed something, or may yet.
+fn may_have_run<E>(outcome: &Result<Outcome, E>) -> bool {
+    match outcome {
+        Ok(Outcome::Answered(Answered {
+            answer,
+            unanswered_since,
+            ..
+        })) => *answer == Answer::Removed || unanswered_since.is_some(),
+        Ok(Outcome::Failed(Failure::NotSent(_))) => false,
+        Ok(Outcome::Failed(Failure::Unanswered { .. } | Failure::Closed)) | Err(_) => true,
+    }
 }
 
 async fn look(
