@@ -66,6 +66,18 @@ pub enum Bug {
     BatchSpoilt,
     /// The waiters of one client pass a lock on among themselves for ever.
     EndlessChain,
+    /// A waiter of a fair lock who is dead and first stays first.
+    DeadNotSkipped,
+    /// A waiter of a fair lock who leaves stays in the queue.
+    PlaceKept,
+    /// A beat does not lift the deadline by which Redisson's clients go.
+    DeadlineNotLifted,
+    /// A fair lock that becomes free is told to nobody.
+    QueueNotTold,
+    /// A fair lock that is free goes to who asks, whoever waits.
+    QueueOvertaken,
+    /// A waiter of a fair lock who asks again stands in the queue once more.
+    QueuedTwice,
 }
 
 #[cfg(feature = "testing")]

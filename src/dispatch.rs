@@ -163,15 +163,18 @@ impl Job {
     }
 
     fn is_acquire(&self) -> bool {
-        matches!(self.op.verb, Verb::Acquire { .. })
+        matches!(
+            self.op.verb,
+            Verb::Acquire { .. } | Verb::Enqueue { .. } | Verb::Beat { .. }
+        )
     }
 
     fn queue(&self) -> Queue {
         match self.op.verb {
             Verb::Release { .. } | Verb::ForceRelease { .. } => Queue::Releases,
-            Verb::Renew { .. } => Queue::Renewals,
+            Verb::Renew { .. } | Verb::Beat { .. } => Queue::Renewals,
             Verb::HandOff { .. } => Queue::HandOffs,
-            Verb::Acquire { .. } => Queue::Acquires,
+            Verb::Acquire { .. } | Verb::Enqueue { .. } => Queue::Acquires,
         }
     }
 

@@ -23,6 +23,8 @@ use crate::store::{Answer, Cause, NoReply, Op, Snapshot, Verb};
 pub enum LockKind {
     /// The plain, reentrant lock.
     Plain,
+    /// The fair lock: as the plain one, in order of arrival.
+    Fair,
 }
 
 /// Who holds a lock, as the server told it at one moment.
@@ -37,7 +39,7 @@ pub struct Inspection {
     pub holder: Option<Holder>,
     /// The token of the newest hold, present or past; `None` when there is no counter.
     pub token: Option<FencingToken>,
-    /// Processes that wait for a message of its release.
+    /// Processes that wait for a message of its release; for a fair lock, those who stand in its queue.
     pub waiting: Option<u64>,
 }
 
@@ -68,7 +70,10 @@ pub(crate) async fn inspect(
     let snapshot = look(engine, kind, name, "inspect").await?;
     let info = snapshot.holder_info;
     Ok(Inspection {
-        kind: LockKind::Plain,
+        kind: match kind {
+            Kind::Plain => LockKind::Plain,
+            Kind::Fair => LockKind::Fair,
+        },
         holder: snapshot.holders.first().map(|(owner, count)| Holder {
             owner: digest(owner),
             count: *count,

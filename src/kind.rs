@@ -10,13 +10,16 @@ use crate::store::Channel;
 pub(crate) enum Kind {
     /// One owner, in no order across processes.
     Plain,
+    /// One owner, in the order in which they came to the server.
+    Fair,
 }
 
 impl Kind {
-    /// Where a release of `name` is told.
+    /// Where a release of `name` is told. Of a fair lock it is told to one waiter, on a channel of its
+    /// own, which begins with this one.
     pub(crate) fn channel(self, name: &Arc<str>) -> Channel {
         match self {
-            Self::Plain => Channel::Lock(Arc::clone(name)),
+            Self::Plain | Self::Fair => Channel::Lock(Arc::clone(name)),
         }
     }
 }

@@ -13,13 +13,15 @@ use crate::sync::{Mutex, Notify};
 pub(crate) enum Channel {
     /// Of a lock with this name: one contender of each process may try.
     Lock(Arc<str>),
+    /// Of a fair lock with this name, to the one with this owner id (text) who is first in its queue.
+    Fair(Arc<str>, Arc<str>),
 }
 
 impl Channel {
     /// The name of the lock.
     pub(crate) fn name(&self) -> &Arc<str> {
         match self {
-            Self::Lock(name) => name,
+            Self::Lock(name) | Self::Fair(name, _) => name,
         }
     }
 }

@@ -186,6 +186,10 @@ pub enum Done {
     HandOff,
     /// `ForceRelease`.
     Force,
+    /// `Enqueue`.
+    Enqueue,
+    /// `Beat`.
+    Beat,
 }
 
 /// The kinds of answers.
@@ -203,6 +207,8 @@ pub enum Answered {
     Done,
     /// Nothing to remove, or refused.
     Nothing,
+    /// It stands in the queue of a fair lock, as the first or not.
+    Queued(bool),
 }
 
 impl History {
@@ -225,6 +231,8 @@ impl Did {
             Verb::Renew { owner, count, .. } => (Done::Renew, owner.hold, *count),
             Verb::HandOff { to, .. } => (Done::HandOff, to.hold, 1),
             Verb::ForceRelease { owner } => (Done::Force, hold_of(owner), 0),
+            Verb::Enqueue { owner, .. } => (Done::Enqueue, owner.hold, 1),
+            Verb::Beat { owner, .. } => (Done::Beat, owner.hold, 0),
         };
         let other = match &op.verb {
             Verb::HandOff { from, .. } => Some(from.hold),
@@ -254,6 +262,7 @@ impl From<&Answer> for Answered {
             | Answer::Renewed { .. }
             | Answer::Removed => Self::Done,
             Answer::Nothing | Answer::Refused(_) => Self::Nothing,
+            Answer::Queued { first, .. } => Self::Queued(*first),
         }
     }
 }

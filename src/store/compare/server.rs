@@ -9,10 +9,9 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use fred::types::Value;
 use tempfile::TempDir;
 
+use super::steps::members;
 use super::{Everything, NAMES, name_of};
 use crate::key::KeyScheme;
-use crate::kind::Kind;
-
 use crate::store::redis::script::{self, Decoded, Publish, Script};
 use crate::store::{Answer, Channel, Op};
 
@@ -88,8 +87,15 @@ impl Redis {
             panic!("{reply:?}");
         };
         names
-            .chunks_exact(4)
+            .chunks_exact(8)
             .map(|name| Everything {
+                list: match &name[4] {
+                    Value::Array(list) => Some(list.iter().map(text).collect()),
+                    _ => None,
+                },
+                deadlines: times(&name[5]),
+                beats: times(&name[6]),
+                beats_ttl_ms: ttl(&name[7]),
                 fields: match &name[0] {
                     Value::Array(pairs) => Some(
                         pairs
@@ -153,7 +159,13 @@ impl Listener {
 
 /// Every channel a message may come on.
 fn all_channels() -> impl Iterator<Item = Channel> {
-    (0..NAMES).map(|name| Kind::Plain.channel(&name_of(name)))
+    (0..NAMES).map(name_of).flat_map(|name| {
+        let waiters = members().map({
+            let name = name.clone();
+            move |member| Channel::Fair(name.clone(), member.into())
+        });
+        std::iter::once(Channel::Lock(name)).chain(waiters)
+    })
 }
 
 /// A server of our own, ended when dropped.
@@ -299,12 +311,30 @@ fn all_keys() -> Vec<String> {
     (0..NAMES)
         .map(name_of)
         .flat_map(|name| {
+            let scheme = KeyScheme::Redisson;
+            let [queue, deadlines, beats] = scheme.queue(&name);
             [
-                KeyScheme::Redisson.hash(&name),
-                KeyScheme::Redisson.token(&name),
+                scheme.hash(&name),
+                scheme.token(&name),
+                queue,
+                deadlines,
+                beats,
             ]
         })
         .collect()
+}
+
+/// Members and their times; `None`: another type.
+fn times(value: &Value) -> Option<BTreeMap<String, u64>> {
+    let Value::Array(items) = value else {
+        return None;
+    };
+    let pairs = items.chunks_exact(2);
+    Some(
+        pairs
+            .map(|pair| (text(&pair[0]), text(&pair[1]).parse().unwrap()))
+            .collect(),
+    )
 }
 
 fn ttl(value: &Value) -> Option<u64> {
@@ -321,11 +351,18 @@ pub(super) fn text(value: impl Borrow<Value>) -> String {
 /// A channel of the tests' own.
 const END: &str = "end";
 
-/// For each lock and counter: fields (1: another type, 0: none), PTTL, text (0: none), PTTL.
+/// For each lock and counter: fields (1: another type, 0: none), PTTL, text (0: none), PTTL; for its queue:
+/// the list, deadlines, beats (1: another type), PTTL of the beats.
 const DUMP: &str = r"
 local all = {}
-for i = 1, #KEYS, 2 do
-  local lock, counter = KEYS[i], KEYS[i + 1]
+local function whole(key, kind, command, ...)
+  local type_of_key = redis.call('TYPE', key).ok
+  if type_of_key == 'none' then return {} end
+  if type_of_key ~= kind then return 1 end
+  return redis.call(command, key, ...)
+end
+for i = 1, #KEYS, 5 do
+  local lock, counter, queue, deadlines, beats = unpack(KEYS, i, i + 4)
   local type_of_lock = redis.call('TYPE', lock).ok
   local type_of_counter = redis.call('TYPE', counter).ok
   local fields, text = 1, 'a list'
@@ -333,7 +370,11 @@ for i = 1, #KEYS, 2 do
   if type_of_lock == 'none' then fields = 0 end
   if type_of_counter == 'string' then text = redis.call('GET', counter) end
   if type_of_counter == 'none' then text = 0 end
-  for _, item in ipairs({fields, redis.call('PTTL', lock), text, redis.call('PTTL', counter)}) do
+  for _, item in ipairs({
+    fields, redis.call('PTTL', lock), text, redis.call('PTTL', counter),
+    whole(queue, 'list', 'LRANGE', 0, -1), whole(deadlines, 'zset', 'ZRANGE', 0, -1, 'WITHSCORES'),
+    whole(beats, 'zset', 'ZRANGE', 0, -1, 'WITHSCORES'), redis.call('PTTL', beats),
+  }) do
     all[#all + 1] = item
   end
 end

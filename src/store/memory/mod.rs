@@ -25,6 +25,8 @@ use crate::kind::Kind;
 pub(crate) use model::Key;
 #[cfg(any(test, feature = "testing"))]
 pub(crate) use model::Value;
+#[cfg(test)]
+pub(crate) use model::fair::{Queue, Typed};
 pub(crate) use model::{State, apply};
 
 /// One client's handle of a store in this process.

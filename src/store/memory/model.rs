@@ -3,6 +3,8 @@
 //! This is the specification. The Lua scripts do the same, and `store::compare` checks that they
 //! do. Times are in the clock of the store; a lease ends when its millisecond is over, as in Redis.
 
+pub(crate) mod fair;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
@@ -27,6 +29,9 @@ pub(crate) fn apply(
     };
     state.purge(now.ms, PURGE_STEP);
     state.forget_if_expired(&op.name, now.ms);
+    if let Some(done) = fair::apply(state, &now, op) {
+        return done;
+    }
 
     let name = &op.name;
     let answer = match &op.verb {
@@ -61,6 +66,8 @@ pub(crate) fn apply(
         } => hand_off(state, &now, name, *from, *to, *lease_ms, *token)
             .unwrap_or_else(Answer::Refused),
         Verb::ForceRelease { owner } => force_release(state, name, owner),
+        // Done above.
+        Verb::Enqueue { .. } | Verb::Beat { .. } => Answer::Nothing,
     };
     let removed = matches!(answer, Answer::Released { .. } | Answer::Removed);
     let freed = removed && !state.keys.contains_key(name);
@@ -356,6 +363,8 @@ fn conflict(message: &str) -> Refusal {
 pub(crate) struct State {
     keys: HashMap<Arc<str>, Key>,
     counters: HashMap<Arc<str>, Counter>,
+    /// Those of fair locks for which somebody waits.
+    queues: HashMap<Arc<str>, fair::Queue>,
     /// Every expiry there is, the next one first.
     expiries: BTreeSet<(u64, Entry, Arc<str>)>,
 }
