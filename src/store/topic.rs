@@ -150,6 +150,10 @@ pub(crate) struct Subscription {
 }
 
 impl Subscription {
+    pub(crate) fn channel(&self) -> &Channel {
+        &self.topic.channel
+    }
+
     /// Completes with what became of the subscription, once that is known.
     pub(crate) async fn settled(&self) -> Listening {
         let mut listening = self.topic.listening.subscribe();
