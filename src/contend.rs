@@ -35,7 +35,8 @@ use tokio::time::Instant;
 
 use crate::bug::{Bug, seeded};
 use crate::config::{
-    BEAT_EVERY, CHAIN_LENGTH, CHAIN_TIME, OFFER_WINDOW, POLL_CAP, POLL_FIRST, STAND_BACK, WAKE_CAP, millis,
+    BEAT_EVERY, CHAIN_LENGTH, CHAIN_TIME, OFFER_WINDOW, POLL_CAP, POLL_FIRST, STAND_BACK, WAKE_CAP,
+    millis,
 };
 use crate::dispatch::{Answered, Failure, Job, Outcome, Requester};
 use crate::engine::Engine;
@@ -163,7 +164,8 @@ impl Queues {
         self.by_name.lock().is_empty()
     }
 
-    /// The client is closing: what is on offer goes back, as nobody may claim it any more.
+    /// The client is closing: what is on offer goes back, as nobody may claim it any more, and places in
+    /// queues are given up.
     pub(crate) fn recall_offers(&self) {
         let mut lines: Vec<_> = self.by_name.lock().values().cloned().collect();
         lines.sort_unstable_by_key(|line| line.key());
@@ -172,6 +174,7 @@ impl Queues {
             for waiter in waiters {
                 line.take_back(&waiter);
             }
+            line.leave_queue();
         }
     }
 

@@ -50,9 +50,7 @@ impl Line {
     pub(super) fn channel(&self) -> Channel {
         let owner = self.state.lock().spot.as_ref().map(|spot| spot.owner);
         match owner {
-            Some(owner) => {
-                Channel::Fair(self.name.clone(), owner.to_string().into())
-            }
+            Some(owner) => Channel::Fair(self.name.clone(), owner.to_string().into()),
             None => self.kind.channel(&self.name),
         }
     }
@@ -133,21 +131,21 @@ impl Line {
                 Some(Next::Again)
             }
             // The place is there for a while yet.
-            Answer::Refused(refusal)
-                if spot.queued && refusal.kind == RefusalKind::OutOfMemory =>
-            {
+            Answer::Refused(refusal) if spot.queued && refusal.kind == RefusalKind::OutOfMemory => {
                 Some(Next::Taken(None))
             }
             _ => None,
         }
     }
 
-    /// Gives the place in the queue up, if nobody stands in this line any more.
+    /// Gives the place in the queue up, if nobody stands in this line any more, or nobody may be served. While
+    /// a request is under way its outcome comes first, and then this again.
     pub(super) fn leave_queue(&self) {
         let spot = {
             let mut state = self.state.lock();
             let asking = state.spot.as_ref().is_some_and(|spot| spot.asking);
-            if asking || !state.waiters.is_empty() {
+            let wanted = !state.waiters.is_empty() && !self.engine.closing.is_cancelled();
+            if asking || wanted {
                 return;
             }
             state.spot.take()

@@ -67,7 +67,9 @@ async fn now_ms(cli: &Cli) -> u64 {
 async fn java_queues(cli: &Cli, name: &str, lasts: Duration) {
     let [queue, deadlines, _] = keys_of(name);
     let at = now_ms(cli).await + u64::try_from(lasts.as_millis()).unwrap();
-    cli.cmd(&["ZADD", &deadlines, &at.to_string(), JAVA]).await.ok();
+    cli.cmd(&["ZADD", &deadlines, &at.to_string(), JAVA])
+        .await
+        .ok();
     cli.cmd(&["RPUSH", &queue, JAVA]).await.ok();
 }
 
@@ -243,7 +245,10 @@ async fn a_thousand_waiters_are_served_in_order_without_spinning() {
     let calls = usize::try_from(cli.script_calls().await - before).unwrap();
     let beats = (start.elapsed().as_secs() / 2 + 1) * (count as u64 / 8 + 1);
     let most = 5 * count + usize::try_from(beats).unwrap();
-    assert!(calls < most, "{calls} calls for {count} waiters, not {most}");
+    assert!(
+        calls < most,
+        "{calls} calls for {count} waiters, not {most}"
+    );
     nothing_left(&server, &name).await;
 }
 
@@ -274,7 +279,10 @@ async fn nobody_spins_behind_a_dead_head() {
     }
     let took = start.elapsed();
     assert!(took >= secs(3) - ms(10), "overtook one who was alive");
-    assert!(took < secs(3) + BEAT_EVERY + ms(500) + ruler.allowance(), "{took:?}");
+    assert!(
+        took < secs(3) + BEAT_EVERY + ms(500) + ruler.allowance(),
+        "{took:?}"
+    );
     nothing_left(&server, &name).await;
 }
 
@@ -286,7 +294,10 @@ async fn a_head_without_a_deadline_gets_one() {
     let client = client_of(&server.url(), LEASE).await;
     let [queue, deadlines, _] = keys_of(&name);
     cli.cmd(&["RPUSH", &queue, JAVA]).await.ok();
-    let waits = client.fair_lock(name.as_str()).acquire_timeout(ms(300)).await;
+    let waits = client
+        .fair_lock(name.as_str())
+        .acquire_timeout(ms(300))
+        .await;
     assert!(matches!(waits, Err(Error::TimedOut { .. })), "{waits:?}");
     let deadline = cli.cmd(&["ZSCORE", &deadlines, JAVA]).await.text();
     let left = deadline.parse::<u64>().unwrap() - now_ms(&cli).await;
@@ -329,16 +340,23 @@ async fn a_waiter_of_javas_has_its_turn_and_ours_keep_theirs() {
     let owner = "return redis.call('LINDEX', KEYS[1], 0)";
     cli.cmd(&["EXEC"]).await.list();
     let owner = cli.cmd(&["EVAL", owner, "1", &queue]).await.text();
-    cli.cmd(&["ZINCRBY", &deadlines, "-300000", &owner]).await.text();
+    cli.cmd(&["ZINCRBY", &deadlines, "-300000", &owner])
+        .await
+        .text();
     let deadline = async || {
         let text = cli.cmd(&["ZSCORE", &deadlines, &owner]).await.text();
         text.parse::<f64>().unwrap() - now_ms(&cli).await as f64
     };
     assert!(deadline().await > 200_000.0, "one wait for Java's on top");
-    cli.cmd(&["ZINCRBY", &deadlines, "-600000", &owner]).await.text();
+    cli.cmd(&["ZINCRBY", &deadlines, "-600000", &owner])
+        .await
+        .text();
     assert!(deadline().await < 0.0);
     // The next beat lifts it.
-    eventually(BEAT_EVERY + ms(500), "lifted", async || deadline().await > 200_000.0).await;
+    eventually(BEAT_EVERY + ms(500), "lifted", async || {
+        deadline().await > 200_000.0
+    })
+    .await;
     assert!(cli.exists(&beats).await);
     // Java releases: removes the hash, tells the head.
     cli.cmd(&["DEL", &name]).await.ok();
@@ -368,7 +386,14 @@ async fn the_plain_lock_of_the_same_name_excludes() {
     let (cli, name) = (server.cli().await, unique_name());
     let client = client_of(&server.url(), LEASE).await;
     let plain = client.lock(name.as_str()).acquire().await.unwrap();
-    assert!(client.fair_lock(name.as_str()).try_acquire().await.unwrap().is_none());
+    assert!(
+        client
+            .fair_lock(name.as_str())
+            .try_acquire()
+            .await
+            .unwrap()
+            .is_none()
+    );
     let turns = Turns::default();
     let fair = takes_a_turn(&client, &name, 0, &turns);
     until_listening(&cli, &name, 1).await;
@@ -378,7 +403,14 @@ async fn the_plain_lock_of_the_same_name_excludes() {
     let took = freed.elapsed();
     assert!(took < BEAT_EVERY + ms(500) + ruler.allowance(), "{took:?}");
     let fair = client.fair_lock(name.as_str()).acquire().await.unwrap();
-    assert!(client.lock(name.as_str()).try_acquire().await.unwrap().is_none());
+    assert!(
+        client
+            .lock(name.as_str())
+            .try_acquire()
+            .await
+            .unwrap()
+            .is_none()
+    );
     drop(fair);
     nothing_left(server, &name).await;
 }
@@ -449,7 +481,10 @@ async fn a_forgotten_place_is_taken_again_and_told() {
         queue_of(&cli, &name).await.len() == 1
     })
     .await;
-    assert_eq!(log.count(&["place in the queue of a fair lock lost", &name]), 1);
+    assert_eq!(
+        log.count(&["place in the queue of a fair lock lost", &name]),
+        1
+    );
     // Any one of the keys by itself may be lost as well.
     for key in keys_of(&name) {
         cli.cmd(&["DEL", &key]).await.ok();
@@ -481,7 +516,10 @@ async fn long_waits_lose_no_place() {
         waiter.await.unwrap();
     }
     assert_eq!(*turns.lock().unwrap(), [0, 1, 2, 3, 4]);
-    assert_eq!(client.fair_lock("job").inspect().await.unwrap().waiting, Some(0));
+    assert_eq!(
+        client.fair_lock("job").inspect().await.unwrap().waiting,
+        Some(0)
+    );
 }
 
 /// A waiter that is not polled when its turn comes holds up nobody for long, and comes back as the last.
@@ -506,14 +544,20 @@ async fn a_waiter_that_is_not_polled_has_had_its_turn() {
     }
     assert!(freed.elapsed() < ms(200), "{:?}", freed.elapsed());
     assert_eq!(*turns.lock().unwrap(), [0, 1]);
-    assert_eq!(client.fair_lock("job").inspect().await.unwrap().holder, None);
+    assert_eq!(
+        client.fair_lock("job").inspect().await.unwrap().holder,
+        None
+    );
     drop(sleeper.await.unwrap());
 }
 
 /// One flow of work enters again, others wait; it is free when the last level is left.
 #[tokio::test]
 async fn a_fair_lock_is_entered_again_by_its_own_flow() {
-    for client in [LockClient::in_memory(), client_of(&server().url(), LEASE).await] {
+    for client in [
+        LockClient::in_memory(),
+        client_of(&server().url(), LEASE).await,
+    ] {
         let name = unique_name();
         let mut ctx = client.context();
         let outer = ctx.fair_lock(name.as_str()).acquire().await.unwrap();
@@ -526,8 +570,18 @@ async fn a_fair_lock_is_entered_again_by_its_own_flow() {
             outer.fencing_token().unwrap()
         );
         outer.confirm().await.unwrap();
-        assert_eq!(outer.release().await, ReleaseOutcome::StillHeld { depth: 2 });
-        assert!(client.fair_lock(name.as_str()).try_acquire().await.unwrap().is_none());
+        assert_eq!(
+            outer.release().await,
+            ReleaseOutcome::StillHeld { depth: 2 }
+        );
+        assert!(
+            client
+                .fair_lock(name.as_str())
+                .try_acquire()
+                .await
+                .unwrap()
+                .is_none()
+        );
         drop(inner);
         assert_eq!(innermost.release().await, ReleaseOutcome::Released);
         let next = client.fair_lock(name.as_str()).try_acquire().await.unwrap();
@@ -573,7 +627,10 @@ fn a_taking_dropped_at_any_poll_leaves_nothing() {
                         early => early,
                     }
                 };
-                let next = client.fair_lock(name.as_str()).acquire_timeout(secs(2)).await;
+                let next = client
+                    .fair_lock(name.as_str())
+                    .acquire_timeout(secs(2))
+                    .await;
                 assert_eq!(next.unwrap().release().await, ReleaseOutcome::Released);
                 if let Some(done) = done {
                     done.unwrap();
@@ -605,16 +662,18 @@ fn a_taking_in_memory_dropped_at_any_poll_holds_up_nobody() {
                 let behind = takes_a_turn(&client, &name, 1, &turns);
                 tokio::task::yield_now().await;
                 drop(held);
-                (polled(polls / 2, taking.as_mut()).await, behind)
+                let done = polled(polls / 2, taking.as_mut()).await;
+                (done.map(|guard| drop(guard.unwrap())), behind)
             };
             let start = Instant::now();
             let served = tokio::time::timeout(secs(5), behind).await;
-            served.unwrap_or_else(|_| panic!("stuck with {polls} polls")).unwrap();
+            served
+                .unwrap_or_else(|_| panic!("stuck with {polls} polls"))
+                .unwrap();
             assert!(start.elapsed() < BEAT_EVERY / 2, "by message, not by beat");
             let seen = client.fair_lock(name.as_str()).inspect().await.unwrap();
             assert_eq!((seen.holder, seen.waiting), (None, Some(0)));
-            if let Some(done) = done {
-                drop(done.unwrap());
+            if done.is_some() {
                 break;
             }
             polls += 1;
@@ -634,10 +693,7 @@ async fn an_arrival_without_an_answer_leaves_nothing_and_loses_nothing() {
     for leaves in [false, true] {
         let name = unique_name();
         let held = other.fair_lock(name.as_str()).acquire().await.unwrap();
-        let lost = proxy.inject(Fault::reply(
-            bytes(&name),
-            Act::Swallow(Then::Discard),
-        ));
+        let lost = proxy.inject(Fault::reply(bytes(&name), Act::Swallow(Then::Discard)));
         let turns = Turns::default();
         let waiting = takes_a_turn(&client, &name, 0, &turns);
         lost.hit().await;
@@ -645,7 +701,10 @@ async fn an_arrival_without_an_answer_leaves_nothing_and_loses_nothing() {
         let owner = queue_of(&cli, &name).await.remove(0);
         if leaves {
             waiting.abort();
-            eventually(secs(4), "leaves", async || queue_of(&cli, &name).await.is_empty()).await;
+            eventually(secs(4), "leaves", async || {
+                queue_of(&cli, &name).await.is_empty()
+            })
+            .await;
             drop(held);
         } else {
             // The next attempt finds the place of the first one.
@@ -661,7 +720,10 @@ async fn an_arrival_without_an_answer_leaves_nothing_and_loses_nothing() {
 async fn all_fair_scripts_known(client: &LockClient) {
     let name = unique_name();
     let held = client.fair_lock(name.as_str()).acquire().await.unwrap();
-    let waits = client.fair_lock(name.as_str()).acquire_timeout(ms(200)).await;
+    let waits = client
+        .fair_lock(name.as_str())
+        .acquire_timeout(ms(200))
+        .await;
     assert!(waits.is_err());
     assert!(held.release().await.into_result().is_ok());
 }
@@ -682,7 +744,11 @@ async fn late_copies_bring_nobody_back() {
     nothing_left(server, &name).await;
     let mut requests = proxy.requests(&bytes(&name));
     requests.retain(|wire| wire.windows(4).any(|part| part == b"EVAL"));
-    assert!(requests.len() >= 5, "arrivals, a beat, releases: {}", requests.len());
+    assert!(
+        requests.len() >= 5,
+        "arrivals, a beat, releases: {}",
+        requests.len()
+    );
     // An attempt may take one second.
     tokio::time::sleep(secs(1) + ms(100)).await;
     let taken = client.fair_lock(name.as_str()).acquire().await.unwrap();
@@ -709,9 +775,15 @@ async fn keys_in_other_use_are_a_conflict() {
     for key in keys_of(&name).iter().chain([&name]) {
         cli.cmd(&["SET", key, "mine"]).await.ok();
         let come = client.fair_lock(name.as_str()).acquire().await;
-        assert!(matches!(come, Err(Error::Conflict { .. })), "{key}: {come:?}");
+        assert!(
+            matches!(come, Err(Error::Conflict { .. })),
+            "{key}: {come:?}"
+        );
         let come = client.fair_lock(name.as_str()).try_acquire().await;
-        assert!(matches!(come, Err(Error::Conflict { .. })), "{key}: {come:?}");
+        assert!(
+            matches!(come, Err(Error::Conflict { .. })),
+            "{key}: {come:?}"
+        );
         assert_eq!(cli.cmd(&["GET", key]).await.text(), "mine");
         cli.cmd(&["DEL", key]).await.ok();
         let held = client.fair_lock(name.as_str()).acquire().await.unwrap();
@@ -720,7 +792,10 @@ async fn keys_in_other_use_are_a_conflict() {
         until_queued(&cli, &name, 1).await;
         cli.cmd(&["SET", key, "mine"]).await.ok();
         let waited = waiting.await.unwrap();
-        assert!(matches!(waited, Err(Error::Conflict { .. })), "{key}: {waited:?}");
+        assert!(
+            matches!(waited, Err(Error::Conflict { .. })),
+            "{key}: {waited:?}"
+        );
         // The hold itself has nothing to do with the queue.
         let released = held.release().await;
         let lost = ReleaseOutcome::Lost(LossReason::TakenByOther);
@@ -751,7 +826,13 @@ async fn a_forced_release_serves_the_next_in_the_queue() {
     assert_eq!((seen.kind, seen.waiting), (LockKind::Fair, Some(1)));
     assert_eq!(seen.holder.unwrap().count, 1);
     let (start, ruler) = (Instant::now(), Ruler::start());
-    assert!(client.fair_lock(name.as_str()).force_release().await.unwrap());
+    assert!(
+        client
+            .fair_lock(name.as_str())
+            .force_release()
+            .await
+            .unwrap()
+    );
     waiting.await.unwrap();
     assert!(start.elapsed() < ms(500) + ruler.allowance());
     assert_eq!(held.loss_reason(), Some(LossReason::Forced));
