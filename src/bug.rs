@@ -70,8 +70,6 @@ pub enum Bug {
     DeadNotSkipped,
     /// A waiter of a fair lock who leaves stays in the queue.
     PlaceKept,
-    /// A beat does not lift the deadline by which Redisson's clients go.
-    DeadlineNotLifted,
     /// A fair lock that becomes free is told to nobody.
     QueueNotTold,
     /// A fair lock that is free goes to who asks, whoever waits.

@@ -10,7 +10,7 @@ use crate::run::run;
 
 /// The mistakes, and a seed near which each is found. `LEASEHOLD_BUGS=100000` looks from seed 0 on, that
 /// far, and prints what docs/testing.md has in its table.
-const BUGS: [(Bug, u64); 27] = [
+const BUGS: [(Bug, u64); 32] = [
     (Bug::CountByIncrement, 0),
     (Bug::ReleaseWithoutOwnerCheck, 0),
     (Bug::RenewalThatCreates, 0),
@@ -38,6 +38,11 @@ const BUGS: [(Bug, u64); 27] = [
     (Bug::HandOffCreates, 0),
     (Bug::BatchSpoilt, 700),
     (Bug::EndlessChain, 0),
+    (Bug::DeadNotSkipped, 0),
+    (Bug::PlaceKept, 0),
+    (Bug::QueueNotTold, 0),
+    (Bug::QueueOvertaken, 0),
+    (Bug::QueuedTwice, 0),
 ];
 
 #[test]

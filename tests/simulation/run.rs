@@ -109,6 +109,7 @@ impl World {
                 index,
                 process: process.clone(),
                 client: world.clients[task.client].clone(),
+                fair: plan.fair.clone(),
             };
             let (task, busy) = (task.clone(), Arc::clone(&world.busy));
             let starts = process.sleep(task.starts);
@@ -313,6 +314,8 @@ fn conditions(
         _ => None,
     });
     conditions.spoilt = spoilt.collect();
+    conditions.fair = plan.fair.iter().copied().map(name_of).collect();
+    conditions.queues_kept = !memory_lost;
     conditions.slack = plan.put_off.1 * 12 + SLACK;
     conditions.frozen = frozen;
     conditions.healed_from = healed_from;
@@ -334,6 +337,7 @@ struct Worker {
     index: usize,
     process: Process,
     client: LockClient,
+    fair: BTreeSet<usize>,
 }
 
 impl Worker {
@@ -342,7 +346,10 @@ impl Worker {
             match step {
                 Step::Pause(length) => self.process.sleep(*length).await,
                 Step::Force(name) => {
-                    let forced = self.client.force_release(name_of(*name)).await;
+                    let forced = self
+                        .lock(&mut self.client.context(), *name)
+                        .force_release()
+                        .await;
                     self.say(format!("forces {}: {forced:?}", name_of(*name)));
                 }
                 Step::Hold(hold) => {
@@ -359,6 +366,14 @@ impl Worker {
         }
     }
 
+    fn lock(&self, context: &mut LockContext, name: usize) -> Lock {
+        if self.fair.contains(&name) {
+            context.fair_lock(name_of(name))
+        } else {
+            context.lock(name_of(name))
+        }
+    }
+
     fn hold<'a>(
         &'a self,
         context: &'a mut LockContext,
@@ -370,7 +385,7 @@ impl Worker {
                 task: self.index,
                 name: Arc::clone(&name),
             });
-            let mut lock = context.lock(Arc::clone(&name));
+            let mut lock = self.lock(context, hold.name);
             if let Some(lease) = hold.lease {
                 lock = lock.lease(lease);
             }

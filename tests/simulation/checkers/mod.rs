@@ -13,6 +13,7 @@
 //! | `counts` | reentrancy | always |
 //! | `chains` | L2 | their number always, their time in a quiet run |
 //! | `order` | L2 | clients that never stood still, if all waiters answer |
+//! | `queue` | L2, fair locks | while the server's memory is kept; places that are left over in a quiet run |
 //! | `renewals` | L1 | always |
 //! | `register` | S1, S2 | as `exclusion`, else as `tokens` |
 //!
@@ -26,6 +27,7 @@ mod losses;
 mod order;
 mod orphans;
 mod owners;
+mod queue;
 mod register;
 mod renewals;
 mod silence;
@@ -88,6 +90,10 @@ pub struct Conditions {
     /// The locks that somebody takes for a fixed time, without renewal, or with a longest one. Who
     /// waits for them may ask for another lease than the next in line.
     pub fixed_leases: BTreeSet<Arc<str>>,
+    /// The locks that are fair ones.
+    pub fair: BTreeSet<Arc<str>>,
+    /// Queues of fair locks were not lost with the server's memory.
+    pub queues_kept: bool,
     /// The locks in whose place somebody puts something else. Of others no request is refused.
     pub spoilt: BTreeSet<Arc<str>>,
     /// The longest that one attempt may take.
@@ -128,6 +134,8 @@ impl Conditions {
             stall: Duration::ZERO,
             leases_alike: true,
             fixed_leases: BTreeSet::new(),
+            fair: BTreeSet::new(),
+            queues_kept: true,
             spoilt: BTreeSet::new(),
             command_timeout: Duration::from_secs(1),
             cap: Duration::from_secs(2),
@@ -183,6 +191,7 @@ pub fn check(records: &[Record], conditions: &Conditions) -> Vec<Violation> {
         order::check,
         renewals::check,
         register::check,
+        queue::check,
         chains::check,
     ];
     judges

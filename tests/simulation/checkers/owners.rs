@@ -30,7 +30,7 @@ pub fn check(story: &Story<'_>, conditions: &Conditions) -> Vec<Violation> {
             }
             _ => continue,
         };
-        let asks = matches!(ran.did.verb, Done::Acquire | Done::HandOff);
+        let asks = matches!(ran.did.verb, Done::Acquire | Done::Enqueue | Done::HandOff);
         let refused = asks && ran.answer == Answered::Nothing;
         if refused && !conditions.spoilt.contains(&ran.did.name) {
             verdict.broken(&[index], format!("{} is refused for no reason", ran.did));
@@ -60,7 +60,8 @@ fn wrong(ran: &Ran) -> Option<String> {
     let did = &ran.did;
     // From one to another: it takes the place of the one that it names besides.
     let hands_on = did.verb == Done::HandOff;
-    let creates = hands_on || did.verb == Done::Acquire && did.count == 1;
+    let takes = matches!(did.verb, Done::Acquire | Done::Enqueue) && did.count == 1;
+    let creates = hands_on || takes;
     let removes = did.count == 0 && matches!(did.verb, Done::Release | Done::Force);
     let Some((before, after)) = &ran.change else {
         let moved = ran.answer == Answered::Done && !removes;

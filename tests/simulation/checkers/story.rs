@@ -283,7 +283,7 @@ impl Reader {
         let hold = self.holds.entry(did.hold).or_default();
         hold.client = Some(client);
         match did.verb {
-            Done::Acquire | Done::HandOff => hold.asked = Some(at),
+            Done::Acquire | Done::Enqueue | Done::HandOff => hold.asked = Some(at),
             Done::Release if did.count == 0 => hold.release = Some(at),
             _ => {}
         }
@@ -306,7 +306,7 @@ impl Reader {
 
     fn ran(&mut self, index: usize, at: Duration, ran: &Ran) {
         let did = &ran.did;
-        let first = !matches!(did.verb, Done::Acquire | Done::HandOff)
+        let first = !matches!(did.verb, Done::Acquire | Done::Enqueue | Done::HandOff)
             || self.acquired.insert((ran.client, ran.attempt, did.hold));
         let Reader { holds, locks, .. } = self;
         if !locks.contains_key(&did.name) {
@@ -316,7 +316,9 @@ impl Reader {
             return;
         };
         let absurd = lock.owners.contains(&did.hold) && at < lock.end;
-        if ran.answer == Answered::Gone {
+        // Of a beat it speaks of the place in the queue, not of the hold.
+        let gone = ran.answer == Answered::Gone && did.verb != Done::Beat;
+        if gone {
             // Clocks may differ by 0.5 %, and a lease lasts until its millisecond is over.
             let hold = holds.entry(did.hold).or_default();
             let absurd = absurd && at + hold.lease / 100 + ROUNDING * 2 < lock.end;
@@ -333,7 +335,7 @@ impl Reader {
                 open(holds, lock, &ids(after), index, at, &did.name);
             }
             // Another has it, or this one: the server is another, with an older memory.
-            None if ran.answer == Answered::Gone && absurd => {
+            None if gone && absurd => {
                 close(holds, lock, &[], index, at);
             }
             None if found && did.verb != Done::Force && !lock.owners.contains(&did.hold) => {

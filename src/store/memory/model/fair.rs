@@ -405,10 +405,7 @@ impl Queue {
             .insert(owner.to_owned(), now.after(stay.beat_ms));
         let waits = stay.wait_ms.saturating_mul(1 + theirs as u64);
         let before = self.deadlines().get(owner).copied();
-        let ends_ms = match before {
-            Some(before) if seeded(Bug::DeadlineNotLifted) => before,
-            before => before.unwrap_or(0).max(now.after(waits)),
-        };
+        let ends_ms = before.unwrap_or(0).max(now.after(waits));
         self.deadlines().insert(owner.to_owned(), ends_ms);
         let lasts_until = ends_ms.max(now.after(stay.beat_ms));
         self.beats_expire_ms = self.beats_expire_ms.max(Some(lasts_until));
