@@ -38,7 +38,7 @@ const BUGS: [(Bug, u64); 32] = [
     (Bug::HandOffCreates, 0),
     (Bug::BatchSpoilt, 700),
     (Bug::EndlessChain, 0),
-    (Bug::DeadNotSkipped, 0),
+    (Bug::DeadNotSkipped, 650),
     (Bug::PlaceKept, 0),
     (Bug::QueueNotTold, 0),
     (Bug::QueueOvertaken, 0),

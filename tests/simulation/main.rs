@@ -33,6 +33,8 @@ fn no_schedule_breaks_a_promise() {
 fn what_was_found_once_stays_mended() {
     for seed in FOUND {
         let plan = Plan::of(seed, &BTreeSet::new());
+        // They were found before there were fair locks.
+        assert!(plan.fair.is_empty(), "seed {seed} is not what it was");
         judge(&plan, &run(&plan));
     }
 }

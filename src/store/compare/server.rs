@@ -74,6 +74,22 @@ impl Redis {
         script::decode(&reply.unwrap(), ops).unwrap()
     }
 
+    /// Which commands an op makes the server run, and how often.
+    pub(super) fn cost_of(&mut self, op: &Op) -> BTreeMap<String, u64> {
+        self.connection.ask(&["CONFIG", "RESETSTAT"]).unwrap();
+        self.submit(std::slice::from_ref(op));
+        let info = text(self.connection.ask(&["INFO", "commandstats"]).unwrap());
+        let lines = info.lines();
+        let stats = lines.filter_map(|line| line.strip_prefix("cmdstat_")?.split_once(":calls="));
+        stats
+            .map(|(command, rest)| {
+                let (calls, _) = rest.split_once(',').unwrap();
+                (command.to_owned(), calls.parse().unwrap())
+            })
+            .filter(|(command, _)| !command.starts_with("eval") && !command.starts_with("config"))
+            .collect()
+    }
+
     pub(super) fn keys(&mut self) -> usize {
         match self.connection.ask(&["DBSIZE"]) {
             Ok(Value::Integer(keys)) => usize::try_from(keys).unwrap(),

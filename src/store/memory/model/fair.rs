@@ -85,14 +85,16 @@ pub(super) fn apply(state: &mut State, now: &Now, op: &Op) -> Option<(Answer, Op
         } if fair => with_queue(state, now, name, |state, queue| {
             let answer = super::release(state, name, *owner, *also);
             let ended = matches!(answer, Answer::Released { .. });
-            let first = queue.depart(now, &owner.to_string(), ended);
-            Ok((answer, first.filter(|_| !state.keys.contains_key(name))))
+            let free = !state.keys.contains_key(name);
+            Ok((answer, queue.depart(now, &owner.to_string(), ended, free)))
         }),
         Verb::ForceRelease { owner } if fair => with_queue(state, now, name, |state, queue| {
             let answer = super::force_release(state, name, owner);
-            let removed = answer == Answer::Removed;
-            let first = removed.then(|| queue.depart(now, owner, true)).flatten();
-            Ok((answer, first.filter(|_| !state.keys.contains_key(name))))
+            if answer == Answer::Nothing {
+                return Ok((answer, None));
+            }
+            let free = !state.keys.contains_key(name);
+            Ok((answer, queue.depart(now, owner, true, free)))
         }),
         _ => return None,
     })
@@ -422,8 +424,8 @@ impl Queue {
         }
     }
 
-    /// Takes the owner out; who is to be told if the lock is free. `ended`: a hold has just ended.
-    fn depart(&mut self, now: &Now, owner: &str, ended: bool) -> Option<String> {
+    /// Takes the owner out; who is to be told, if the lock is free. `ended`: a hold has just ended.
+    fn depart(&mut self, now: &Now, owner: &str, ended: bool, free: bool) -> Option<String> {
         self.check().ok()?;
         if !seeded(Bug::PlaceKept) {
             if self.forget(owner) {
@@ -434,7 +436,11 @@ impl Queue {
                 return None;
             }
         }
-        self.first_alive(now, None).who
+        if free {
+            self.first_alive(now, None).who
+        } else {
+            None
+        }
     }
 
     fn is_empty(&self) -> bool {
