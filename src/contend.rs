@@ -207,8 +207,8 @@ impl Queues {
 impl fmt::Debug for Queues {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Queues")
-            .field("names", &self.by_name.lock().len())
-            .finish()
+            .field("lines", &self.by_name.lock().len())
+            .finish_non_exhaustive()
     }
 }
 

@@ -278,7 +278,7 @@ async fn nobody_spins_behind_a_dead_head() {
         waiter.await.unwrap();
     }
     let took = start.elapsed();
-    assert!(took >= secs(3) - ms(10), "overtook one who was alive");
+    assert!(took >= ms(2990), "overtook one who was alive");
     assert!(
         took < secs(3) + BEAT_EVERY + ms(500) + ruler.allowance(),
         "{took:?}"
@@ -345,16 +345,16 @@ async fn a_waiter_of_javas_has_its_turn_and_ours_keep_theirs() {
         .text();
     let deadline = async || {
         let text = cli.cmd(&["ZSCORE", &deadlines, &owner]).await.text();
-        text.parse::<f64>().unwrap() - now_ms(&cli).await as f64
+        text.parse::<i64>().unwrap() - i64::try_from(now_ms(&cli).await).unwrap()
     };
-    assert!(deadline().await > 200_000.0, "one wait for Java's on top");
+    assert!(deadline().await > 200_000, "one wait for Java's on top");
     cli.cmd(&["ZINCRBY", &deadlines, "-600000", &owner])
         .await
         .text();
-    assert!(deadline().await < 0.0);
+    assert!(deadline().await < 0);
     // The next beat lifts it.
     eventually(BEAT_EVERY + ms(500), "lifted", async || {
-        deadline().await > 200_000.0
+        deadline().await > 200_000
     })
     .await;
     assert!(cli.exists(&beats).await);
@@ -612,9 +612,10 @@ fn a_taking_dropped_at_any_poll_leaves_nothing() {
             let mut polls = 0;
             loop {
                 let name = format!("{prefix}-{way}-{contended}-{polls}");
-                let held = match contended {
-                    true => Some(other.fair_lock(name.as_str()).acquire().await.unwrap()),
-                    false => None,
+                let held = if contended {
+                    Some(other.fair_lock(name.as_str()).acquire().await.unwrap())
+                } else {
+                    None
                 };
                 let done = {
                     let mut lock = client.fair_lock(name.as_str());

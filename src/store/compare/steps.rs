@@ -269,7 +269,9 @@ impl Foreign {
             }
             Self::JavaSubtracts { wait_ms } => {
                 if let Typed::Proper(deadlines) = &mut queue.deadlines {
-                    deadlines.values_mut().for_each(|at| *at -= wait_ms);
+                    for at in deadlines.values_mut() {
+                        *at -= wait_ms;
+                    }
                 }
             }
             Self::JavaPurges => {

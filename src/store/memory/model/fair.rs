@@ -132,16 +132,15 @@ fn take(
     lease_ms: u64,
     rule: TokenRule,
 ) -> Done {
-    let left = match holder(state, now, name, owner, lease_ms, rule)? {
-        Holder::Itself(granted) => return Ok((granted, None)),
-        Holder::Another(left) => Some(left),
-        Holder::Nobody => None,
-    };
+    let holder = holder(state, now, name, owner, lease_ms, rule)?;
+    if let Holder::Itself(granted) = holder {
+        return Ok((granted, None));
+    }
     queue.check()?;
     if now.late {
         return Ok((Answer::Late, None));
     }
-    if let Some(remaining_ms) = left {
+    if let Holder::Another(remaining_ms) = holder {
         return Ok((Answer::Taken { remaining_ms }, None));
     }
     let first = queue.first_alive(now, None);
@@ -166,11 +165,10 @@ fn enqueue(
     rule: TokenRule,
     stay: Stay,
 ) -> Done {
-    let left = match holder(state, now, name, owner, lease_ms, rule)? {
-        Holder::Itself(granted) => return Ok((granted, None)),
-        Holder::Another(left) => Some(left),
-        Holder::Nobody => None,
-    };
+    let holder = holder(state, now, name, owner, lease_ms, rule)?;
+    if let Holder::Itself(granted) = holder {
+        return Ok((granted, None));
+    }
     queue.check()?;
     if now.late {
         return Ok((Answer::Late, None));
@@ -179,7 +177,8 @@ fn enqueue(
     let owner = owner.to_string();
     let mut first = queue.first_alive(now, Some(&owner));
     let its_turn = first.who.as_ref().is_none_or(|first| *first == owner);
-    if left.is_none() && (its_turn || seeded(Bug::QueueOvertaken)) {
+    let free = matches!(holder, Holder::Nobody);
+    if free && (its_turn || seeded(Bug::QueueOvertaken)) {
         let granted = grant(state, now, name, owner_id, lease_ms, rule)?;
         if first.who.is_some() && its_turn {
             queue.list().pop_front();
@@ -199,7 +198,7 @@ fn enqueue(
     if !stands || seeded(Bug::QueuedTwice) {
         queue.list().push_back(owner.clone());
     }
-    Ok(queued(now, &owner, left, first))
+    Ok(queued(now, &owner, &holder, first))
 }
 
 fn beat(
@@ -228,8 +227,11 @@ fn beat(
     let mut first = queue.first_alive(now, Some(&owner));
     queue.mend(now, &mut first, &owner, stay);
     queue.keep(now, &owner, stay);
-    let left = state.keys.get(name).map(|key| now.left(key.expires_ms));
-    Ok(queued(now, &owner, left, first))
+    let holder = match state.keys.get(name) {
+        Some(key) => Holder::Another(now.left(key.expires_ms)),
+        None => Holder::Nobody,
+    };
+    Ok(queued(now, &owner, &holder, first))
 }
 
 /// Who has the lock, as one owner sees it.
@@ -289,26 +291,20 @@ struct First {
     skipped: bool,
 }
 
-/// The answer to one who is in the queue. `first` was the first before this owner came; `left` is of the
-/// holder's lease, if there is one.
-fn queued(
-    now: &Now,
-    owner: &str,
-    left: Option<Option<u64>>,
-    first: First,
-) -> (Answer, Option<String>) {
+/// The answer to one who is in the queue. `first` was the first before this owner came.
+fn queued(now: &Now, owner: &str, holder: &Holder, first: First) -> (Answer, Option<String>) {
     let other = first.who.filter(|first| first != owner);
     let answer = |first, remaining_ms| Answer::Queued {
         first,
         remaining_ms,
     };
-    match (left, other) {
-        (Some(left), other) => {
+    match (holder, other) {
+        (Holder::Another(left), other) => {
             let remaining_ms = left.map(|left| left.max(1));
             (answer(other.is_none(), remaining_ms), None)
         }
-        (None, None) => (answer(true, Some(0)), None),
-        (None, Some(other)) => {
+        (_, None) => (answer(true, Some(0)), None),
+        (_, Some(other)) => {
             let ends_ms = first.ends_ms.unwrap_or_default();
             let remaining_ms = Some(ends_ms.saturating_sub(now.ms).max(1));
             (answer(false, remaining_ms), first.skipped.then_some(other))
