@@ -30,6 +30,7 @@ mod common;
 
 const PRELUDE: &str = include_str!("../src/store/redis/lua/prelude.lua");
 const TOKENS: &str = include_str!("../src/store/redis/lua/tokens.lua");
+const LEVELS: &str = include_str!("../src/store/redis/lua/levels.lua");
 const ACQUIRE: &str = include_str!("../src/store/redis/lua/lock_acquire.lua");
 const RELEASE: &str = include_str!("../src/store/redis/lua/lock_release.lua");
 
@@ -46,7 +47,8 @@ impl Bare {
         let redis = Client::new(Config::from_url(url).unwrap(), None, None, None);
         redis.init().await.unwrap();
         let mut hashes = Vec::new();
-        for body in [format!("{TOKENS}\n{ACQUIRE}"), RELEASE.to_owned()] {
+        let acquire = format!("{TOKENS}\n{LEVELS}\n{ACQUIRE}");
+        for body in [acquire, format!("{LEVELS}\n{RELEASE}")] {
             let script = format!("{PRELUDE}\n{body}");
             let command = CustomCommand::new_static("SCRIPT", ClusterHash::Random, false);
             let args = vec!["LOAD".to_owned(), script];

@@ -80,6 +80,16 @@ pub enum Bug {
     TokenPerReader,
     /// The lock is forgotten when one of several readers leaves.
     ReadersForgotten,
+    /// A waiter of a fair lock who is dead and first stays first.
+    DeadNotSkipped,
+    /// A waiter of a fair lock who leaves stays in the queue.
+    PlaceKept,
+    /// A fair lock that becomes free is told to nobody.
+    QueueNotTold,
+    /// A fair lock that is free goes to who asks, whoever waits.
+    QueueOvertaken,
+    /// A waiter of a fair lock who asks again stands in the queue once more.
+    QueuedTwice,
 }
 
 #[cfg(feature = "testing")]

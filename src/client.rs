@@ -136,6 +136,13 @@ impl LockClient {
         self.context().rw_lock(name)
     }
 
+    /// A fair lock for a contender of its own: short for `client.context().fair_lock(name)`.
+    ///
+    /// See [`LockContext::fair_lock`].
+    pub fn fair_lock(&self, name: impl Into<Arc<str>>) -> Lock {
+        self.context().fair_lock(name)
+    }
+
     /// Who holds the lock `name`, as [`Lock::inspect`].
     ///
     /// # Errors
@@ -145,7 +152,7 @@ impl LockClient {
         inspect::inspect(&self.handle.engine, Kind::Plain, &name.into()).await
     }
 
-    /// Frees the lock `name` by force: looks who holds it, then removes that owner only, so that a
+    /// Frees the plain lock `name` by force, as [`Lock::force_release`]: looks who holds it, then removes that owner only, so that a
     /// later hold is never touched. Whether something was removed.
     ///
     /// Its holder is told: at once if it belongs to this client

@@ -44,6 +44,17 @@ pub(crate) const STAND_BACK: Duration = Duration::from_millis(5);
 /// How long a granted lock waits for its waiter to be polled before the next one gets it.
 pub(crate) const OFFER_WINDOW: Duration = Duration::from_millis(100);
 
+/// How often a waiter for a fair lock says that it is there; as long as a lost message can cost.
+pub(crate) const BEAT_EVERY: Duration = Duration::from_secs(2);
+
+/// How long it counts as alive after that, so that two can be lost; what a crashed one costs who is
+/// behind it.
+pub(crate) const BEAT_LASTS: Duration = Duration::from_secs(6);
+
+/// How long Redisson's clients take one who is first in the queue for alive: their
+/// `fairLockWaitTimeout`.
+pub(crate) const FAIR_WAIT: Duration = Duration::from_mins(5);
+
 /// Acquisitions posted and not answered, at most; more callers wait for their turn.
 pub(crate) const MAX_OUTSTANDING: usize = 4096;
 

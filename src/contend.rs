@@ -20,9 +20,12 @@
 //! 6. Locks are taken in the order line-up (`Queues`), line, waiter. None is held while the dispatcher
 //!    or a waker is called.
 
+mod fair;
+
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
@@ -32,7 +35,8 @@ use tokio::time::Instant;
 
 use crate::bug::{Bug, seeded};
 use crate::config::{
-    CHAIN_LENGTH, CHAIN_TIME, OFFER_WINDOW, POLL_CAP, POLL_FIRST, STAND_BACK, WAKE_CAP, millis,
+    BEAT_EVERY, CHAIN_LENGTH, CHAIN_TIME, OFFER_WINDOW, POLL_CAP, POLL_FIRST, STAND_BACK, WAKE_CAP,
+    millis,
 };
 use crate::dispatch::{Answered, Failure, Job, Outcome, Requester};
 use crate::engine::Engine;
@@ -58,10 +62,12 @@ const MOST_OFFERS: u32 = 8;
 #[derive(Default)]
 pub(crate) struct Queues {
     by_name: Mutex<HashMap<Key, Arc<Line>>>,
+    /// How many lines of fair locks there have been.
+    fair: AtomicU64,
 }
 
-/// What a line is found by.
-type Key = (Kind, Arc<str>);
+/// What a line is found by. Each waiter for a fair lock has a line of its own, with a number.
+type Key = (Kind, Arc<str>, u64);
 
 /// How somebody wants to wait.
 #[derive(Clone, Copy, Debug)]
@@ -83,13 +89,17 @@ impl Queues {
         permit: OwnedSemaphorePermit,
     ) -> Option<Ticket> {
         let now = engine.now();
+        let number = match kind {
+            Kind::Plain | Kind::Read | Kind::Write => 0,
+            Kind::Fair => self.fair.fetch_add(1, Ordering::Relaxed),
+        };
         let mut by_name = self.by_name.lock();
-        let line = match by_name.get(&(kind, Arc::clone(name))) {
+        let line = match by_name.get(&(kind, Arc::clone(name), number)) {
             // Those who read keep nobody out who wants to read.
             Some(line) if wish.once && !kind.is_shared() && line.is_in_use() => return None,
             Some(line) => Arc::clone(line),
             None => {
-                let line = Arc::new(Line::new(engine, kind, name));
+                let line = Arc::new(Line::new(engine, kind, name, number));
                 by_name.insert(line.key(), Arc::clone(&line));
                 line
             }
@@ -162,7 +172,8 @@ impl Queues {
         self.by_name.lock().is_empty()
     }
 
-    /// The client is closing: what is on offer goes back, as nobody may claim it any more.
+    /// The client is closing: what is on offer goes back, as nobody may claim it any more, and places in
+    /// queues are given up.
     pub(crate) fn recall_offers(&self) {
         let mut lines: Vec<_> = self.by_name.lock().values().cloned().collect();
         lines.sort_unstable_by_key(|line| line.key());
@@ -171,6 +182,7 @@ impl Queues {
             for waiter in waiters {
                 line.take_back(&waiter);
             }
+            line.leave_queue();
         }
     }
 
@@ -205,8 +217,12 @@ impl Queues {
         }
     }
 
+    /// The line that all waiters of this client share; those of a fair lock share none.
     fn line(&self, kind: Kind, name: &Arc<str>) -> Option<Arc<Line>> {
-        let key = (kind, Arc::clone(name));
+        if kind == Kind::Fair {
+            return None;
+        }
+        let key = (kind, Arc::clone(name), 0);
         self.by_name.lock().get(&key).cloned()
     }
 }
@@ -214,8 +230,8 @@ impl Queues {
 impl fmt::Debug for Queues {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Queues")
-            .field("names", &self.by_name.lock().len())
-            .finish()
+            .field("lines", &self.by_name.lock().len())
+            .finish_non_exhaustive()
     }
 }
 
@@ -224,6 +240,7 @@ struct Line {
     engine: Arc<Engine>,
     kind: Kind,
     name: Arc<str>,
+    number: u64,
     state: Mutex<LineState>,
     /// Something changed for the task: see `LineState`.
     kick: Notify,
@@ -271,6 +288,10 @@ struct LineState {
     asked: Option<Instant>,
     /// It was made for those before this number; those after it came later than its question.
     asked_below: u64,
+    /// Of a fair lock: the place in the server's queue.
+    spot: Option<fair::Spot>,
+    /// Of a fair lock: nothing suggests that it is this one's turn.
+    only_keep: bool,
 }
 
 /// Hand-offs one after the other, since the lock was taken from the server. Goes with the hold: a line
@@ -485,14 +506,16 @@ impl Waiter {
 }
 
 impl Line {
-    fn new(engine: &Arc<Engine>, kind: Kind, name: &Arc<str>) -> Self {
+    fn new(engine: &Arc<Engine>, kind: Kind, name: &Arc<str>, number: u64) -> Self {
         Self {
             engine: Arc::clone(engine),
             kind,
             name: Arc::clone(name),
+            number,
             state: Mutex::new(LineState {
                 waiters: BTreeMap::new(),
-                next: 0,
+                // So that a place has a number that no other of this name and client has.
+                next: number,
                 once: 0,
                 serving: Serving::Nobody,
                 try_now: false,
@@ -512,13 +535,15 @@ impl Line {
                 heard: None,
                 asked: None,
                 asked_below: 0,
+                spot: None,
+                only_keep: false,
             }),
             kick: Notify::new(),
         }
     }
 
     fn key(&self) -> Key {
-        (self.kind, Arc::clone(&self.name))
+        (self.kind, Arc::clone(&self.name), self.number)
     }
 
     fn op(&self, verb: Verb) -> Op {
@@ -710,15 +735,20 @@ impl Line {
             state.asked = Some(now);
             state.asked_below = state.next;
         }
-        let owner = engine.fresh_owner();
-        let verb = Verb::Acquire {
-            owner,
-            count: 1,
-            lease_ms: millis(lease),
-            token: engine.token_rule(&self.name),
+        let once = head.wish.once;
+        let (owner, verb) = if self.is_fair() && !once {
+            self.ask_in_queue(lease)
+        } else {
+            let owner = engine.fresh_owner();
+            let verb = Verb::Acquire {
+                owner,
+                count: 1,
+                lease_ms: millis(lease),
+                token: engine.token_rule(&self.name),
+            };
+            (owner, verb)
         };
         let op = self.op(verb);
-        let once = head.wish.once;
         let requester = Attempt {
             line: Arc::clone(self),
             owner,
@@ -732,16 +762,32 @@ impl Line {
 
     /// Deals with the outcome of an attempt.
     fn settle(self: &Arc<Self>, owner: OwnerId, lease: Duration, outcome: Outcome) -> Next {
+        let next = self.settle_attempt(owner, lease, outcome);
+        if self.is_fair() {
+            self.leave_queue();
+        }
+        next
+    }
+
+    fn settle_attempt(
+        self: &Arc<Self>,
+        owner: OwnerId,
+        lease: Duration,
+        mut outcome: Outcome,
+    ) -> Next {
         self.state.lock().asked = None;
-        let answered = match outcome {
-            Outcome::Answered(answered) => answered,
-            Outcome::Failed(failure) => return self.failed(owner, lease, failure),
-        };
-        {
+        if let Outcome::Answered(_) = outcome {
             let mut state = self.state.lock();
             state.trouble = None;
             state.heard = Some(self.engine.now());
         }
+        if let Some(next) = self.heard_in_queue(&mut outcome) {
+            return next;
+        }
+        let answered = match outcome {
+            Outcome::Answered(answered) => answered,
+            Outcome::Failed(failure) => return self.failed(owner, lease, failure),
+        };
         let granted = match answered.answer {
             Answer::Granted {
                 token,
@@ -771,7 +817,7 @@ impl Line {
             return Next::Again;
         }
         if let Some(open_until_us) = answered.open_until_us {
-            self.sweep(owner, lease, open_until_us);
+            self.sweep(owner, lease, Some(open_until_us));
         }
         match answered.answer {
             Answer::Taken { remaining_ms } => {
@@ -803,7 +849,10 @@ impl Line {
                 open_until_us,
                 cause,
             } => {
-                self.sweep(owner, lease, open_until_us);
+                // A place in a queue is kept, and swept when it is given up.
+                if self.state.lock().spot.is_none() {
+                    self.sweep(owner, lease, Some(open_until_us));
+                }
                 Trouble {
                     cause,
                     unanswered: true,
@@ -841,6 +890,7 @@ impl Line {
     fn resolve(&self, waiter: &Arc<Waiter>, phase: WaitPhase) {
         if waiter.resolve(phase) {
             self.state.lock().remove(waiter);
+            self.leave_queue();
         }
     }
 
@@ -864,8 +914,8 @@ impl Line {
         }
     }
 
-    /// Makes sure that no copy of an attempt with `owner` leaves a hold behind.
-    fn sweep(&self, owner: OwnerId, lease: Duration, open_until_us: u64) {
+    /// Makes sure that no copy of an attempt with `owner` leaves a hold behind, or a place in a queue.
+    fn sweep(&self, owner: OwnerId, lease: Duration, open_until_us: Option<u64>) {
         let timeout = self.engine.config.command_timeout_for(lease);
         let give_up = later(self.engine.now(), lease + timeout);
         let verb = Verb::Release {
@@ -874,7 +924,7 @@ impl Line {
             also: None,
         };
         let op = self.op(verb);
-        let job = Job::unattended(op, timeout, give_up).sit_out(Some(open_until_us));
+        let job = Job::unattended(op, timeout, give_up).sit_out(open_until_us);
         self.engine.dispatcher.post(job);
     }
 
@@ -1014,6 +1064,7 @@ impl Line {
 
     fn leave(self: &Arc<Self>, waiter: &Arc<Waiter>) {
         self.state.lock().remove(waiter);
+        self.leave_queue();
         let phase = {
             let mut state = waiter.state.lock();
             state.waker = None;
@@ -1123,8 +1174,11 @@ impl Line {
                 Next::Taken(_) if self.state.lock().try_now => {}
                 Next::Taken(remaining) => {
                     self.hint();
-                    if subscription.is_none() {
-                        let asked = self.engine.store.subscribe(&self.kind.channel(&self.name));
+                    let channel = self.channel();
+                    // Of a fair lock each place has a channel of its own.
+                    let known = |subscription: &Subscription| subscription.channel() == &channel;
+                    if !subscription.as_ref().is_some_and(known) {
+                        let asked = self.engine.store.subscribe(&channel);
                         // A release may have come before the subscription was live: try once more.
                         self.until_listening(&asked, remaining).await;
                         if seeded(Bug::NoTryAfterSubscribing) {
@@ -1192,9 +1246,11 @@ impl Line {
         tokio::select! {
             biased;
             _ = subscription.settled() => {}
-            () = self.until_try_now() => {}
+            () = self.until_try_now() => return,
             () = self.engine.env.sleep_until(until) => {}
         }
+        // Whoever was first before would tell by a beat that it is his turn.
+        self.state.lock().only_keep = true;
     }
 
     /// Sleeps until a message, a kick, the end of the holder's lease, or the cap. Both count
@@ -1207,7 +1263,7 @@ impl Line {
     ) {
         let cap = if subscription.listening() == Listening::Live {
             *poll_pause = POLL_FIRST;
-            WAKE_CAP
+            if self.is_fair() { BEAT_EVERY } else { WAKE_CAP }
         } else {
             let pause = *poll_pause;
             *poll_pause = (pause * 3 / 2).min(POLL_CAP);
@@ -1220,6 +1276,10 @@ impl Line {
         };
         let mut from = self.engine.now();
         let mut wakes = until(from, remaining);
+        // Beats travel together.
+        if self.is_fair() && remaining.is_none() && cap == BEAT_EVERY {
+            wakes = self.engine.in_step(wakes, cap / 16);
+        }
         if remaining.is_none() && seeded(Bug::UnboundedSleep) {
             wakes = later(wakes, Duration::MAX);
         }
@@ -1252,7 +1312,13 @@ impl Line {
                     wakes = until(moved, Some(ends.saturating_duration_since(moved)));
                     from = moved;
                 }
-                _ => break,
+                _ => {
+                    drop(state);
+                    let now = self.engine.now();
+                    let over = remaining.is_some_and(|left| later(from, left) <= now);
+                    self.state.lock().only_keep = !over;
+                    break;
+                }
             }
         }
         self.state.lock().resting = false;

@@ -74,6 +74,43 @@ impl LockContext {
         )
     }
 
+    /// The fair lock called `name`, for this contender: first come, first served, across processes.
+    ///
+    /// A [`Lock`] like any other, but for the order: who asks for it stands in a queue on the server,
+    /// also with services that use Redisson's fair lock. It costs more than [`lock`](Self::lock): each
+    /// waiter is known to the server, and nothing is handed on without it. docs/guarantees.md says
+    /// what the order is, and what it is not.
+    ///
+    /// The same key as that of the plain lock of this name: the two exclude each other, but a plain one
+    /// does not queue and may overtake, and a flow of work that has the one cannot enter the other.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
+    /// use leasehold::LockClient;
+    ///
+    /// let client = LockClient::in_memory();
+    /// let held = client.fair_lock("printer").acquire().await?;
+    /// let mut next = client.fair_lock("printer");
+    /// let waits = next.acquire();
+    /// tokio::pin!(waits);
+    /// assert!(futures_util::poll!(&mut waits).is_pending()); // stands in the queue now
+    /// drop(held);
+    /// // Nobody overtakes: it is another's turn.
+    /// assert!(client.fair_lock("printer").try_acquire().await?.is_none());
+    /// waits.await?.release().await.into_result().expect("held all the time");
+    /// # Ok(()) }
+    /// ```
+    pub fn fair_lock(&mut self, name: impl Into<Arc<str>>) -> Lock {
+        Lock::new(
+            Arc::clone(&self.handle),
+            Arc::clone(&self.flow),
+            Kind::Fair,
+            name.into(),
+        )
+    }
+
     /// The read/write lock called `name`, for this contender: many may read at once, one may write. No
     /// round trip; a bad name is an error of the verb.
     pub fn rw_lock(&mut self, name: impl Into<Arc<str>>) -> RwLock {

@@ -162,9 +162,12 @@ impl Job {
             .is_none_or(|requester| requester.wanted())
     }
 
-    /// Whether it may make a hold, not only enter one again.
+    /// Whether it may make a hold or a place, not only enter one again.
     fn begins(&self) -> bool {
-        matches!(self.op.verb, Verb::Acquire { count: 1, .. })
+        matches!(
+            self.op.verb,
+            Verb::Acquire { count: 1, .. } | Verb::Enqueue { .. } | Verb::Beat { .. }
+        )
     }
 
     fn queue(&self) -> Queue {
@@ -172,9 +175,9 @@ impl Job {
             Verb::Release { .. } | Verb::ForceRelease { .. } | Verb::Downgrade { .. } => {
                 Queue::Releases
             }
-            Verb::Renew { .. } => Queue::Renewals,
+            Verb::Renew { .. } | Verb::Beat { .. } => Queue::Renewals,
             Verb::HandOff { .. } | Verb::Upgrade { .. } => Queue::HandOffs,
-            Verb::Acquire { .. } => Queue::Acquires,
+            Verb::Acquire { .. } | Verb::Enqueue { .. } => Queue::Acquires,
         }
     }
 

@@ -98,8 +98,13 @@ impl Engine {
     /// `at`, or a few milliseconds before it: what is due at about the same time is due together, and
     /// travels together.
     pub(crate) fn together(&self, at: Instant) -> Instant {
+        self.in_step(at, TOGETHER)
+    }
+
+    /// `at`, or less than a `step` before it, so that all such moments are whole steps apart.
+    pub(crate) fn in_step(&self, at: Instant, step: Duration) -> Instant {
         let since = at.saturating_duration_since(self.started);
-        let past = since.as_nanos() % TOGETHER.as_nanos();
+        let past = since.as_nanos() % step.as_nanos();
         let past = u64::try_from(past).unwrap_or_default();
         at.checked_sub(Duration::from_nanos(past)).unwrap_or(at)
     }

@@ -23,6 +23,8 @@ use crate::store::{Answer, Cause, NoReply, Op, Snapshot, Verb};
 pub enum LockKind {
     /// The plain, reentrant lock.
     Plain,
+    /// The fair lock: as the plain one, in order of arrival.
+    Fair,
     /// A read/write lock that somebody reads under, or nobody holds.
     Read,
     /// A read/write lock that somebody writes under.
@@ -33,6 +35,7 @@ impl From<Kind> for LockKind {
     fn from(kind: Kind) -> Self {
         match kind {
             Kind::Plain => Self::Plain,
+            Kind::Fair => Self::Fair,
             Kind::Read => Self::Read,
             Kind::Write => Self::Write,
         }
@@ -53,7 +56,7 @@ pub struct Inspection {
     pub holders: Vec<Holder>,
     /// The token of the newest hold, present or past; `None` when there is no counter.
     pub token: Option<FencingToken>,
-    /// Processes that wait for a message of its release.
+    /// Processes that wait for a message of its release; for a fair lock, those who stand in its queue.
     pub waiting: Option<u64>,
 }
 
@@ -107,6 +110,7 @@ pub(crate) async fn inspect(
     Ok(Inspection {
         kind: match kind {
             Kind::Plain => LockKind::Plain,
+            Kind::Fair => LockKind::Fair,
             Kind::Read | Kind::Write if writes => LockKind::Write,
             Kind::Read | Kind::Write => LockKind::Read,
         },

@@ -73,6 +73,27 @@ impl KeyScheme {
             (Self::Prefix(prefix), Channel::Lock(name)) => tagged(prefix, "channel", name),
             (Self::Redisson, Channel::ReadWrite(name)) => redisson_prefix("redisson_rwlock", name),
             (Self::Prefix(prefix), Channel::ReadWrite(name)) => tagged(prefix, "rwchannel", name),
+            // Redisson's spelling, in both schemes: the scripts put the owner id behind it.
+            (_, Channel::Fair(name, owner)) => {
+                let mut channel = self.channel(&Channel::Lock(name.clone()));
+                let _ = write!(channel, ":{owner}");
+                channel
+            }
+        }
+    }
+
+    /// The queue of a fair lock: its list, its deadlines for Redisson's clients, and our beats.
+    pub(crate) fn queue(&self, name: &str) -> [String; 3] {
+        match self {
+            Self::Redisson => [
+                "redisson_lock_queue",
+                "redisson_lock_timeout",
+                "leasehold_lock_beat",
+            ]
+            .map(|prefix| redisson_prefix(prefix, name)),
+            Self::Prefix(prefix) => {
+                ["queue", "timeout", "beat"].map(|kind| tagged(prefix, kind, name))
+            }
         }
     }
 
@@ -159,6 +180,18 @@ mod tests {
             scheme.channel(&lock("a:{t}:b")),
             "redisson_lock__channel:a:{t}:b"
         );
+        assert_eq!(
+            scheme.queue("job"),
+            [
+                "redisson_lock_queue:{job}",
+                "redisson_lock_timeout:{job}",
+                "leasehold_lock_beat:{job}"
+            ]
+        );
+        assert_eq!(
+            scheme.channel(&Channel::Fair("job".into(), "u:7".into())),
+            "redisson_lock__channel:{job}:u:7"
+        );
     }
 
     #[test]
@@ -191,10 +224,15 @@ mod tests {
         let scheme = KeyScheme::Prefix("app:v-1".into());
         let result = runner.run(&any_name(), |name| {
             validate_name(&name).unwrap();
+            let [queue, deadlines, beats] = scheme.queue(&name);
             let keys = [
                 scheme.hash(&name),
                 scheme.token(&name),
                 scheme.channel(&lock(&name)),
+                scheme.channel(&Channel::Fair(name.as_str().into(), "client:1".into())),
+                queue,
+                deadlines,
+                beats,
             ];
             let slots = keys.each_ref().map(|key| slot(key));
             prop_assert!(slots.iter().all(|slot| *slot == slots[0]), "{:?}", slots);
@@ -304,12 +342,17 @@ mod tests {
         }
     }
 
-    fn redissons_keys(name: &str) -> [String; 3] {
+    fn redissons_keys(name: &str) -> [String; 7] {
         let scheme = KeyScheme::Redisson;
+        let [queue, deadlines, beats] = scheme.queue(name);
         [
             scheme.hash(name),
             scheme.token(name),
             scheme.channel(&lock(name)),
+            scheme.channel(&Channel::Fair(name.into(), "client:1".into())),
+            queue,
+            deadlines,
+            beats,
         ]
     }
 

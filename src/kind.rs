@@ -17,13 +17,16 @@ pub(crate) enum Kind {
     Read,
     /// Its writing side: one owner. A hold of this kind may go on as a reader's.
     Write,
+    /// One owner, in the order in which they came to the server.
+    Fair,
 }
 
 impl Kind {
-    /// Where a release of `name` is told.
+    /// Where a release of `name` is told. Of a fair lock it is told to one waiter, on a channel of its
+    /// own, which begins with this one.
     pub(crate) fn channel(self, name: &Arc<str>) -> Channel {
         match self {
-            Self::Plain => Channel::Lock(Arc::clone(name)),
+            Self::Plain | Self::Fair => Channel::Lock(Arc::clone(name)),
             Self::Read | Self::Write => Channel::ReadWrite(Arc::clone(name)),
         }
     }
@@ -33,6 +36,7 @@ impl Kind {
     pub(crate) fn sides(self) -> &'static [Self] {
         match self {
             Self::Plain => &[Self::Plain],
+            Self::Fair => &[Self::Fair],
             Self::Read | Self::Write => &[Self::Read, Self::Write],
         }
     }

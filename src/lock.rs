@@ -270,6 +270,26 @@ impl Lock {
         inspect::inspect(self.engine(), self.kind, &self.name).await
     }
 
+    /// Frees the lock by force: looks who holds it, then removes that owner only, so that a later hold is
+    /// never touched. Whether something was removed.
+    ///
+    /// Its holder is told: at once if it belongs to this client
+    /// ([`LossReason::Forced`](crate::LossReason::Forced)), otherwise at its next renewal or release.
+    /// Until then two may believe that they hold it. This is for operators.
+    ///
+    /// # Errors
+    ///
+    /// * [`Error::Unreachable`], [`Error::Indeterminate`]: no answer within the command timeout. May
+    ///   be repeated.
+    /// * [`Error::Conflict`], [`Error::Denied`], [`Error::Closed`], [`Error::Config`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future leaves open whether the owner was removed.
+    pub async fn force_release(&self) -> Result<bool, Error> {
+        inspect::force_release(self.engine(), self.kind, &self.name).await
+    }
+
     fn engine(&self) -> &Arc<Engine> {
         &self.handle.engine
     }
@@ -500,6 +520,7 @@ impl fmt::Debug for Lock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Lock")
             .field("name", &self.engine().loggable(&self.name))
+            .field("kind", &self.kind)
             .field("lease", &self.lease)
             .field("max_hold", &self.max_hold)
             .finish_non_exhaustive()

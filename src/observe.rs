@@ -150,6 +150,18 @@ pub(crate) fn release_unconfirmed(
     tracing::warn!(target: "leasehold", name, ?owner, at_most_ms, "release unconfirmed");
 }
 
+/// The server does not know a waiter's place in the queue of a fair lock any more: it comes again, as the
+/// last.
+pub(crate) fn place_lost(engine: &Arc<Engine>, name: &str, owner: OwnerId) {
+    if !Limiter::allows(engine) {
+        return;
+    }
+    let name = engine.loggable(name);
+    tracing::warn!(target: "leasehold", name, ?owner,
+        "place in the queue of a fair lock lost, queueing again"
+    );
+}
+
 /// A waiter has waited a whole lease for a hold of its own client.
 pub(crate) fn waiting_on_own_client(
     engine: &Arc<Engine>,

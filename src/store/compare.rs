@@ -23,6 +23,7 @@ use proptest::test_runner::{Config, TestRunner};
 
 use super::memory::{self, State};
 use super::{Answer, Op};
+use crate::kind::Kind;
 use server::{Listener, Redis, Server};
 use steps::{Step, any_steps};
 
@@ -140,7 +141,7 @@ impl<'a> Both<'a> {
             Step::Wait { ms } => self.wait(*ms),
             Step::Foreign { name, what } => {
                 what.put_in_model(&mut self.state, *name, self.now_us);
-                what.put_in_redis(&mut self.redis.connection, *name);
+                what.put_in_redis(&mut self.redis.connection, *name, self.now_us);
             }
         }
         let model = everything(&mut self.state, self.now_us);
@@ -148,9 +149,13 @@ impl<'a> Both<'a> {
         for (model, lua) in model.iter().zip(&lua) {
             prop_assert_eq!(&model.fields, &lua.fields);
             prop_assert_eq!(&model.counter, &lua.counter);
+            prop_assert_eq!(&model.list, &lua.list);
+            prop_assert_eq!(&model.deadlines, &lua.deadlines);
+            prop_assert_eq!(&model.beats, &lua.beats);
             let ttls = [
                 (model.ttl_ms, lua.ttl_ms),
                 (model.counter_ttl_ms, lua.counter_ttl_ms),
+                (model.beats_ttl_ms, lua.beats_ttl_ms),
             ];
             for (model, lua) in ttls {
                 prop_assert!(is_near(model, lua), "model {:?}, lua {:?}", model, lua);
@@ -185,6 +190,11 @@ impl<'a> Both<'a> {
                 *heard = wake.iter().count() as u64;
             }
             woken.extend(wake);
+            self.counts.fair += u64::from(op.kind == Kind::Fair);
+            if let Answer::Queued { first, .. } = &model {
+                self.counts.queued += 1;
+                self.counts.behind += u64::from(!first);
+            }
             let ((model, model_left), (lua, lua_left)) = (without_left(model), without_left(lua));
             prop_assert_eq!(model, lua, "{:?}", op);
             prop_assert!(
@@ -213,9 +223,9 @@ impl<'a> Both<'a> {
         let left: Vec<_> = everything(&mut self.state, self.now_us)
             .iter()
             .flat_map(|name| {
-                let both = [name.ttl_ms, name.counter_ttl_ms];
+                let own = [name.ttl_ms, name.counter_ttl_ms, name.beats_ttl_ms];
                 let readers = name.readers.values().copied();
-                both.into_iter().chain(readers).collect::<Vec<_>>()
+                own.into_iter().chain(readers).collect::<Vec<_>>()
             })
             .flatten()
             .collect();
@@ -240,6 +250,9 @@ struct Counts {
     ops: u64,
     late: u64,
     messages: u64,
+    fair: u64,
+    queued: u64,
+    behind: u64,
 }
 
 impl Counts {
@@ -251,6 +264,9 @@ impl Counts {
         self.ops += more.ops;
         self.late += more.late;
         self.messages += more.messages;
+        self.fair += more.fair;
+        self.queued += more.queued;
+        self.behind += more.behind;
     }
 }
 
@@ -264,11 +280,15 @@ impl fmt::Display for Counts {
             ops,
             late,
             messages,
+            fair,
+            queued,
+            behind,
         } = self;
         write!(
             f,
             "{sequences} sequences, {calls} calls ({batches} of several ops, {again} run again), \
-             {ops} ops ({late} late), {messages} messages"
+             {ops} ops ({late} late), {messages} messages; of a fair lock {fair} ops, {queued} queued, \
+             {behind} behind others"
         )
     }
 }
@@ -283,6 +303,11 @@ struct Everything {
     counter_ttl_ms: Option<u64>,
     /// What is left of the leases of readers.
     readers: BTreeMap<(String, u32), Option<u64>>,
+    /// Of its queue; `None`: another type.
+    list: Option<Vec<String>>,
+    deadlines: Option<BTreeMap<String, u64>>,
+    beats: Option<BTreeMap<String, u64>>,
+    beats_ttl_ms: Option<u64>,
 }
 
 fn everything(state: &mut State, now_us: u64) -> Vec<Everything> {
@@ -293,7 +318,16 @@ fn everything(state: &mut State, now_us: u64) -> Vec<Everything> {
             let key = state.key(&name, now_us).cloned();
             let counter = state.counter(&name, now_us).cloned();
             let readers = state.readers(&name);
+            let queue = state.take_queue(&name, now_us / 1000);
+            state.put_queue(&name, queue.clone());
             Everything {
+                beats_ttl_ms: left(queue.beats_expire_ms),
+                list: queue
+                    .list
+                    .proper()
+                    .map(|list| list.iter().cloned().collect()),
+                deadlines: queue.deadlines.proper().cloned(),
+                beats: queue.beats.proper().cloned(),
                 ttl_ms: left(key.as_ref().and_then(|key| key.expires_ms)),
                 fields: key.map(|key| match key.value {
                     memory::Value::Hash(fields) => fields,
@@ -319,6 +353,10 @@ fn without_left(mut answer: Answer) -> (Answer, Option<u64>) {
         }
         | Answer::Held { remaining_ms }
         | Answer::StillHeld { remaining_ms }
+        | Answer::Queued {
+            remaining_ms: Some(remaining_ms),
+            ..
+        }
         | Answer::Renewed { remaining_ms } => Some(std::mem::take(remaining_ms)),
         Answer::Refused(refusal) => {
             refusal.message.clear();

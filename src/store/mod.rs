@@ -114,6 +114,26 @@ pub(crate) enum Verb {
     },
     /// Removes the named owner (text, as `inspect` showed it) and no other.
     ForceRelease { owner: String },
+    /// Of a fair lock: takes it when it is this owner's turn, or else stands in its queue, where it
+    /// counts as alive for `stay.beat_ms`.
+    Enqueue {
+        owner: OwnerId,
+        lease_ms: u64,
+        token: TokenRule,
+        stay: Stay,
+    },
+    /// Keeps a place in the queue of a fair lock; never takes the lock, never makes a place.
+    Beat { owner: OwnerId, stay: Stay },
+}
+
+/// How long one who stands in the queue of a fair lock counts as alive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Stay {
+    /// For us: from now on, in milliseconds.
+    pub(crate) beat_ms: u64,
+    /// For Redisson's clients: at least so long once it is first, in milliseconds. Theirs is called
+    /// `fairLockWaitTimeout`.
+    pub(crate) wait_ms: u64,
 }
 
 /// How the token of a first acquisition is made: `max(last + 1, server time in µs, floor + 1)`.
@@ -149,6 +169,12 @@ pub(crate) enum Answer {
     Removed,
     /// Forced release found another owner or none.
     Nothing,
+    /// It stands in the queue of a fair lock, `first` or not. In `remaining_ms` something changes
+    /// without anybody's doing (`None`: nothing does); 0: it is its turn.
+    Queued {
+        first: bool,
+        remaining_ms: Option<u64>,
+    },
     /// This op alone was refused; nothing done for it.
     Refused(Refusal),
 }
@@ -259,7 +285,8 @@ pub(crate) struct Snapshot {
     /// `None`: no expiry.
     pub(crate) remaining_ms: Option<u64>,
     pub(crate) token: Option<u64>,
-    /// Processes listening for the release; `None` where an ACL hides it.
+    /// Processes listening for the release, or those in the queue of a fair lock; `None` where an ACL
+    /// hides it.
     pub(crate) waiting: Option<u64>,
     /// What the holder's client says of itself (`label`, `host`, `pid`); empty where unknown.
     pub(crate) holder_info: BTreeMap<String, String>,

@@ -15,13 +15,15 @@ pub(crate) enum Channel {
     Lock(Arc<str>),
     /// Of a read/write lock: readers and writers alike may try.
     ReadWrite(Arc<str>),
+    /// Of a fair lock with this name, to the one with this owner id (text) who is first in its queue.
+    Fair(Arc<str>, Arc<str>),
 }
 
 impl Channel {
     /// The name of the lock.
     pub(crate) fn name(&self) -> &Arc<str> {
         match self {
-            Self::Lock(name) | Self::ReadWrite(name) => name,
+            Self::Lock(name) | Self::ReadWrite(name) | Self::Fair(name, _) => name,
         }
     }
 }
@@ -158,6 +160,10 @@ pub(crate) struct Subscription {
 }
 
 impl Subscription {
+    pub(crate) fn channel(&self) -> &Channel {
+        &self.topic.channel
+    }
+
     /// Completes with what became of the subscription, once that is known.
     pub(crate) async fn settled(&self) -> Listening {
         let mut listening = self.topic.listening.subscribe();

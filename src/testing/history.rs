@@ -206,6 +206,10 @@ pub enum Done {
     Upgrade,
     /// `ForceRelease`.
     Force,
+    /// `Enqueue`.
+    Enqueue,
+    /// `Beat`.
+    Beat,
 }
 
 /// The kinds of answers.
@@ -223,6 +227,8 @@ pub enum Answered {
     Done,
     /// Nothing to remove, or refused.
     Nothing,
+    /// It stands in the queue of a fair lock, as the first or not.
+    Queued(bool),
 }
 
 impl History {
@@ -247,6 +253,8 @@ impl Did {
             Verb::Downgrade { owner, count, .. } => (Done::Downgrade, owner.hold, *count),
             Verb::Upgrade { to, .. } => (Done::Upgrade, to.hold, 1),
             Verb::ForceRelease { owner } => (Done::Force, hold_of(owner), 0),
+            Verb::Enqueue { owner, .. } => (Done::Enqueue, owner.hold, 1),
+            Verb::Beat { owner, .. } => (Done::Beat, owner.hold, 0),
         };
         let other = match &op.verb {
             Verb::HandOff { from, .. } | Verb::Upgrade { from, .. } => Some(from.hold),
@@ -277,6 +285,7 @@ impl From<&Answer> for Answered {
             | Answer::Renewed { .. }
             | Answer::Removed => Self::Done,
             Answer::Nothing | Answer::Refused(_) => Self::Nothing,
+            Answer::Queued { first, .. } => Self::Queued(*first),
         }
     }
 }
@@ -427,6 +436,7 @@ impl fmt::Display for Did {
 fn side(kind: LockKind) -> &'static str {
     match kind {
         LockKind::Plain => "",
+        LockKind::Fair => " (fair)",
         LockKind::Read => " (read)",
         LockKind::Write => " (write)",
     }

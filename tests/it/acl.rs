@@ -20,7 +20,7 @@ fn documented(heading: &str) -> Vec<String> {
 /// The rules in docs/acl.md for this setting, in the table of what some settings need.
 fn documented_for(setting: &str) -> Vec<String> {
     let text = include_str!("../../docs/acl.md");
-    let (_, row) = text.split_once(&format!("| `{setting}` | `")).unwrap();
+    let (_, row) = text.split_once(&format!("| {setting} | `")).unwrap();
     let (rules, _) = row.split_once('`').unwrap();
     let rules = rules.replace("\\|", "|");
     rules.split_whitespace().map(str::to_owned).collect()
@@ -31,14 +31,14 @@ fn documented_sharded(heading: &str) -> Vec<String> {
     let plain = ["+publish", "+subscribe", "+unsubscribe", "+pubsub|numsub"];
     let mut rules = documented(heading);
     rules.retain(|rule| !plain.contains(&rule.as_str()));
-    rules.extend(documented_for("PubSub::Sharded"));
+    rules.extend(documented_for("`PubSub::Sharded`"));
     rules
 }
 
 /// The rules for `PubSub::Both`: the plain ones, and more.
 fn documented_both(heading: &str) -> Vec<String> {
     let mut rules = documented(heading);
-    rules.extend(documented_for("PubSub::Both"));
+    rules.extend(documented_for("`PubSub::Both`"));
     rules
 }
 
@@ -159,6 +159,50 @@ async fn documented_rules_for_both_kinds_of_messages_are_enough() {
         let server = server_with(&documented_both(heading)).await;
         let client = builder(&server, &scheme).pubsub(PubSub::Both);
         a_whole_life(&server, client.build().await.unwrap(), true).await;
+    }
+}
+
+/// B72: what fair locks need besides is enough: to take one, to wait for one, to leave, to be looked at.
+#[tokio::test]
+async fn documented_rules_for_fair_locks_are_enough() {
+    for (heading, scheme) in schemes() {
+        let mut rules = documented(heading);
+        rules.extend(documented_for("`fair_lock`"));
+        if scheme == KeyScheme::Redisson {
+            rules.extend(documented_for("`fair_lock`, Redisson's names"));
+        }
+        let server = server_with(&rules).await;
+        let client = builder(&server, &scheme).build().await.unwrap();
+        let name = format!("order:{}", unique_name());
+        let cli = server.cli().await;
+        cli.cmd(&["ACL", "LOG", "RESET"]).await.ok();
+        let held = client.fair_lock(name.as_str()).acquire().await.unwrap();
+        let tried = client.fair_lock(name.as_str()).try_acquire().await;
+        assert!(tried.unwrap().is_none());
+        let mut waits = client.fair_lock(name.as_str());
+        let left = waits.acquire_timeout(ms(200)).await;
+        assert!(matches!(left, Err(Error::TimedOut { .. })), "{left:?}");
+        let waiting = tokio::spawn(async move { waits.acquire().await });
+        eventually(secs(5), "queued", async || {
+            let seen = client.fair_lock(name.as_str()).inspect().await;
+            seen.is_ok_and(|seen| seen.waiting == Some(1))
+        })
+        .await;
+        // Until it has said that it is there.
+        tokio::time::sleep(ms(2300)).await;
+        assert_eq!(held.release().await, ReleaseOutcome::Released);
+        let next = waiting.await.unwrap().unwrap();
+        assert!(
+            client
+                .fair_lock(name.as_str())
+                .force_release()
+                .await
+                .unwrap()
+        );
+        drop(next);
+        nothing_left(&server, &name).await;
+        let refused = cli.cmd(&["ACL", "LOG"]).await.list();
+        assert!(refused.is_empty(), "{refused:?}");
     }
 }
 

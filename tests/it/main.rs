@@ -16,6 +16,7 @@ mod chaos;
 mod drops;
 mod events;
 mod exclusion;
+mod fair;
 mod grants;
 mod hand_off;
 mod harness;

@@ -10,7 +10,7 @@ use crate::run::run;
 
 /// The mistakes, and a seed near which each is found. `LEASEHOLD_BUGS=100000` looks from seed 0 on, that
 /// far, and prints what docs/testing.md has in its table.
-const BUGS: [(Bug, u64); 34] = [
+const BUGS: [(Bug, u64); 39] = [
     (Bug::CountByIncrement, 0),
     (Bug::ReleaseWithoutOwnerCheck, 0),
     (Bug::RenewalThatCreates, 0),
@@ -45,6 +45,11 @@ const BUGS: [(Bug, u64); 34] = [
     (Bug::UpgradeAmongReaders, 0),
     (Bug::TokenPerReader, 0),
     (Bug::ReadersForgotten, 0),
+    (Bug::DeadNotSkipped, 650),
+    (Bug::PlaceKept, 0),
+    (Bug::QueueNotTold, 0),
+    (Bug::QueueOvertaken, 0),
+    (Bug::QueuedTwice, 0),
 ];
 
 #[test]

@@ -19,6 +19,8 @@ pub struct Plan {
     pub tasks: Vec<TaskPlan>,
     pub faults: Vec<(Duration, Fault)>,
     pub network: Network,
+    /// The names whose locks are fair ones.
+    pub fair: BTreeSet<usize>,
     /// How often in a thousand a task is put off, and by how much at most.
     pub put_off: (u32, Duration),
     /// When all faults end.
@@ -219,6 +221,8 @@ const CROWDED: u64 = 0x6372_6f77_6400;
 /// What the seed of a plan is mixed with for the sides of its locks. Chosen so that all seeds which the
 /// tests and docs/testing.md name have the plans they had before.
 const SIDES: u64 = 0x07b8_7369_6465_7300;
+/// And for its fair locks.
+const FAIR: u64 = 0x0066_6169_7200;
 
 /// How many names there are.
 pub const NAMES: usize = 3;
@@ -246,6 +250,15 @@ impl Plan {
         maker.chance = Chance::new(seed ^ SIDES);
         if maker.chance.happens(300) {
             maker.sides(&mut plan);
+        }
+        // A chance of its own, so that the other plans are what they were before there were fair locks.
+        maker.chance = Chance::new(seed ^ FAIR);
+        if maker.chance.happens(200) {
+            for name in 0..NAMES {
+                if maker.chance.happens(600) && !plan.two_sided.contains(&name) {
+                    plan.fair.insert(name);
+                }
+            }
         }
         plan.faults.retain(|(_, fault)| !off.contains(fault.kind()));
         let network = &mut plan.network;
@@ -355,6 +368,7 @@ impl Maker {
                 lost_messages: self.rate_unless(calm, 400),
                 no_messages: self.chance.happens(100),
             },
+            fair: BTreeSet::new(),
             put_off,
             heals_at: lasts,
             two_sided: BTreeSet::new(),
@@ -602,6 +616,7 @@ impl fmt::Display for Plan {
             writeln!(f, "read/write locks: {:?}", names.collect::<Vec<_>>())?;
         }
         writeln!(f, "server's clock: {} ppm", self.server_ppm)?;
+        writeln!(f, "fair: {:?}", self.fair)?;
         for (index, client) in self.clients.iter().enumerate() {
             writeln!(f, "client {index}: {client:?}")?;
         }

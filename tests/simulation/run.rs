@@ -112,6 +112,7 @@ impl World {
                 process: process.clone(),
                 client: world.clients[task.client].clone(),
                 two_sided: plan.two_sided.clone(),
+                fair: plan.fair.clone(),
             };
             let (task, busy) = (task.clone(), Arc::clone(&world.busy));
             let starts = process.sleep(task.starts);
@@ -317,6 +318,8 @@ fn conditions(
     });
     conditions.spoilt = spoilt.collect();
     conditions.two_sided = plan.two_sided.iter().map(|name| name_of(*name)).collect();
+    conditions.fair = plan.fair.iter().copied().map(name_of).collect();
+    conditions.queues_kept = !memory_lost;
     conditions.slack = plan.put_off.1 * 12 + SLACK;
     conditions.frozen = frozen;
     conditions.healed_from = healed_from;
@@ -345,6 +348,7 @@ struct Worker {
     process: Process,
     client: LockClient,
     two_sided: BTreeSet<usize>,
+    fair: BTreeSet<usize>,
 }
 
 impl Worker {
@@ -356,7 +360,9 @@ impl Worker {
                     let forced = if self.two_sided.contains(name) {
                         self.client.rw_lock(name_of(*name)).force_release().await
                     } else {
-                        self.client.force_release(name_of(*name)).await
+                        self.lock(&mut self.client.context(), *name)
+                            .force_release()
+                            .await
                     };
                     self.say(format!("forces {}: {forced:?}", name_of(*name)));
                 }
@@ -374,6 +380,14 @@ impl Worker {
         }
     }
 
+    fn lock(&self, context: &mut LockContext, name: usize) -> Lock {
+        if self.fair.contains(&name) {
+            context.fair_lock(name_of(name))
+        } else {
+            context.lock(name_of(name))
+        }
+    }
+
     /// Takes a lock, does what is to be done, and lets go of it; then of what was taken inside to outlive
     /// it. Or keeps it, if that is to outlive another.
     fn hold<'a, 'h: 'a>(
@@ -388,7 +402,7 @@ impl Worker {
                 name: Arc::clone(&name),
             });
             let mut lock = match hold.side {
-                Side::Plain => context.lock(Arc::clone(&name)),
+                Side::Plain => self.lock(context, hold.name),
                 Side::Read => context.rw_lock(Arc::clone(&name)).read(),
                 Side::Write => context.rw_lock(Arc::clone(&name)).write(),
             };

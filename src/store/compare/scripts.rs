@@ -7,7 +7,7 @@ use super::steps::{op, owner};
 use crate::key::KeyScheme;
 use crate::kind::Kind;
 use crate::store::redis::script::{self, Publish};
-use crate::store::{Answer, Instead, Op, RefusalKind, TokenRule, Verb};
+use crate::store::{Answer, Instead, Op, RefusalKind, Stay, TokenRule, Verb};
 
 #[test]
 fn the_server_knows_each_script_by_our_hash() {
@@ -38,23 +38,20 @@ fn the_clock_script_tells_the_servers_time() {
 fn a_malformed_call_is_an_error_and_leaves_no_key() {
     let server = Server::start();
     let mut redis = Redis::new(server.connect());
-    let good = |verb| {
-        script::encode(
-            &KeyScheme::Redisson,
-            Publish::Plain,
-            1,
-            2,
-            &[plain(0, verb)],
-        )
-    };
-    for (verb, numbers) in [
-        (acquire(0, 1), vec![1, 3, 4, 5, 6]),
-        (renew(0, 1), vec![1, 3, 4]),
-        (release(0, 1), vec![1, 4]),
-        (hand_off(0, 1), vec![1, 4, 5, 6]),
+    let good = |op| script::encode(&KeyScheme::Redisson, Publish::Plain, 1, 2, &[op]);
+    for (op, numbers) in [
+        (plain(0, acquire(0, 1)), vec![1, 3, 4, 5, 6]),
+        (plain(0, renew(0, 1)), vec![1, 3, 4]),
+        (plain(0, release(0, 1)), vec![1, 4]),
+        (plain(0, hand_off(0, 1)), vec![1, 4, 5, 6]),
+        (fair(acquire(0, 1)), vec![1, 4, 5, 6, 7]),
+        (fair(enqueue(0)), vec![1, 4, 5, 6, 7, 8]),
+        (fair(beat(0)), vec![1, 4, 5]),
+        (fair(release(0, 1)), vec![1, 4]),
     ] {
-        let (keys, args) = good(verb.clone());
-        let script = script::script_for(&plain(0, verb.clone()));
+        let (keys, args) = good(op.clone());
+        let verb = op.verb.clone();
+        let script = script::script_for(&op);
         for at in numbers {
             for bad in ["", "x", "-1", "1.5", "nan", "inf", "9007199254740993"] {
                 let mut args = args.clone();
@@ -252,6 +249,139 @@ fn who_waits_is_told_when_the_lock_is_free_and_only_then() {
 fn plain(name: usize, verb: Verb) -> Op {
     op(Kind::Plain, name, verb)
 }
+
+/// With ten thousand in the queue no op but giving up looks at more than one: the same commands as with ten, and
+/// none that goes through the list or a zset.
+#[test]
+fn what_an_op_of_a_fair_lock_costs_does_not_grow_with_the_queue() {
+    let server = Server::start();
+    let mut redis = Redis::new(server.connect());
+    let mut costs = Vec::new();
+    for waiters in [10, 10_000] {
+        redis.connection.ask(&["FLUSHALL"]).unwrap();
+        redis.submit(&[fair(acquire(0, 1))]);
+        let ids: Vec<_> = (1..=waiters).collect();
+        for ids in ids.chunks(32) {
+            let ops: Vec<_> = ids.iter().map(|id| fair(enqueue(*id))).collect();
+            for answer in redis.submit(&ops) {
+                assert!(matches!(answer, Answer::Queued { .. }), "{answer:?}");
+            }
+        }
+        let (middle, new) = (waiters / 2 + 1, waiters + 1);
+        let ops = [
+            fair(enqueue(new)),
+            fair(enqueue(middle)),
+            fair(beat(middle)),
+            fair(acquire(0, 2)),
+            fair(release(0, 1)),
+            fair(acquire(waiters + 2, 1)),
+            fair(release(0, 0)),
+            fair(release(new, 0)),
+            fair(enqueue(1)),
+        ];
+        costs.push(ops.map(|op| {
+            let mut cost = redis.cost_of(&op);
+            // Written only when a millisecond has passed.
+            cost.retain(|command, _| command != "pexpire" && command != "zadd");
+            cost
+        }));
+        let granted = redis.submit(&[fair(enqueue(1))]);
+        assert!(matches!(granted[0], Answer::Granted { .. }), "{granted:?}");
+    }
+    assert_eq!(costs[0], costs[1]);
+    let through = |command: &str| ["lrange", "zrange", "lpos", "zrangebyscore"].contains(&command);
+    for (at, cost) in costs[1].iter().enumerate() {
+        assert!(!cost.keys().any(|command| through(command)), "{cost:?}");
+        assert_eq!(
+            cost.contains_key("lrem"),
+            at == 7,
+            "only to leave: {cost:?}"
+        );
+    }
+}
+
+/// However many are dead before one who is alive, one call skips them all, and the next one is told.
+#[test]
+fn ten_thousand_dead_heads_are_skipped_in_one_call() {
+    let server = Server::start();
+    let mut redis = Redis::with_time_as_argument(server.connect());
+    let mut at = |now_ms: u64, ops: &[Op]| {
+        let deadline_us = now_ms * 1000 + 1_000_000;
+        redis.call(1, deadline_us, Some(now_ms * 1000), ops).answers
+    };
+    let began = 1_700_000_000_000;
+    at(began, &[fair(acquire(0, 1))]);
+    let ids: Vec<_> = (1..=10_000).collect();
+    for ids in ids.chunks(32) {
+        let ops: Vec<_> = ids.iter().map(|id| fair(enqueue(*id))).collect();
+        at(began, &ops);
+    }
+    at(began + 5_000, &[fair(beat(10_000))]);
+    at(began + 6_000, &[fair(release(0, 0))]);
+    let behind = at(began + 6_001, &[fair(enqueue(10_001))]);
+    let left = Answer::Queued {
+        first: false,
+        remaining_ms: Some(4_999),
+    };
+    assert_eq!(behind, [left]);
+    let first = at(began + 6_002, &[fair(enqueue(10_000))]);
+    assert!(matches!(first[0], Answer::Granted { .. }), "{first:?}");
+}
+
+/// Without memory nobody comes into the queue, not even half; who is there can leave it.
+#[test]
+fn without_memory_nobody_queues() {
+    let server = Server::start();
+    let mut redis = Redis::new(server.connect());
+    redis.submit(&[fair(acquire(0, 1))]);
+    redis.submit(&[fair(enqueue(1))]);
+    let limit = |redis: &mut Redis, bytes: &str| {
+        let set = ["CONFIG", "SET", "maxmemory", bytes];
+        redis.connection.ask(&set).unwrap();
+    };
+    limit(&mut redis, "1");
+    let before = redis.everything();
+    for verb in [enqueue(2), enqueue(1), beat(1)] {
+        let answers = redis.submit(&[fair(verb)]);
+        assert_eq!(refused(&answers[0]), RefusalKind::OutOfMemory);
+    }
+    let lists =
+        |all: &[super::Everything]| all.iter().map(|one| one.list.clone()).collect::<Vec<_>>();
+    assert_eq!(lists(&redis.everything()), lists(&before));
+    let left = redis.submit(&[fair(release(1, 0))]);
+    assert_eq!(left, [Answer::Gone(Instead::Taken)]);
+    let released = redis.submit(&[fair(release(0, 0))]);
+    assert_eq!(released, [Answer::Released { heard: 0 }]);
+    assert_eq!(redis.keys(), 1, "the counter");
+}
+
+fn fair(verb: Verb) -> Op {
+    op(Kind::Fair, 0, verb)
+}
+
+fn enqueue(id: u64) -> Verb {
+    Verb::Enqueue {
+        owner: owner(id),
+        lease_ms: 60_000,
+        token: TokenRule {
+            floor: 0,
+            retention_ms: Some(3_600_000),
+        },
+        stay: STAY,
+    }
+}
+
+fn beat(id: u64) -> Verb {
+    Verb::Beat {
+        owner: owner(id),
+        stay: STAY,
+    }
+}
+
+const STAY: Stay = Stay {
+    beat_ms: 6_000,
+    wait_ms: 300_000,
+};
 
 fn acquire(id: u64, count: u32) -> Verb {
     Verb::Acquire {

@@ -9,10 +9,10 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use fred::types::Value;
 use tempfile::TempDir;
 
+use super::steps::members;
 use super::{Everything, NAMES, name_of};
 use crate::key::KeyScheme;
 use crate::kind::Kind;
-
 use crate::store::redis::script::{self, Decoded, Publish, Script};
 use crate::store::{Answer, Channel, Op};
 
@@ -75,6 +75,22 @@ impl Redis {
         script::decode(&reply.unwrap(), ops).unwrap()
     }
 
+    /// Which commands an op makes the server run, and how often.
+    pub(super) fn cost_of(&mut self, op: &Op) -> BTreeMap<String, u64> {
+        self.connection.ask(&["CONFIG", "RESETSTAT"]).unwrap();
+        self.submit(std::slice::from_ref(op));
+        let info = text(self.connection.ask(&["INFO", "commandstats"]).unwrap());
+        let lines = info.lines();
+        let stats = lines.filter_map(|line| line.strip_prefix("cmdstat_")?.split_once(":calls="));
+        stats
+            .map(|(command, rest)| {
+                let (calls, _) = rest.split_once(',').unwrap();
+                (command.to_owned(), calls.parse().unwrap())
+            })
+            .filter(|(command, _)| !command.starts_with("eval") && !command.starts_with("config"))
+            .collect()
+    }
+
     pub(super) fn keys(&mut self) -> usize {
         match self.connection.ask(&["DBSIZE"]) {
             Ok(Value::Integer(keys)) => usize::try_from(keys).unwrap(),
@@ -88,8 +104,15 @@ impl Redis {
             panic!("{reply:?}");
         };
         names
-            .chunks_exact(5)
+            .chunks_exact(9)
             .map(|name| Everything {
+                list: match &name[4] {
+                    Value::Array(list) => Some(list.iter().map(text).collect()),
+                    _ => None,
+                },
+                deadlines: times(&name[5]),
+                beats: times(&name[6]),
+                beats_ttl_ms: ttl(&name[7]),
                 fields: match &name[0] {
                     Value::Array(pairs) => Some(
                         pairs
@@ -106,7 +129,7 @@ impl Redis {
                     value => Some(text(value)),
                 },
                 counter_ttl_ms: ttl(&name[3]),
-                readers: readers(&name[4]),
+                readers: readers(&name[8]),
             })
             .collect()
     }
@@ -154,10 +177,14 @@ impl Listener {
 
 /// Every channel a message may come on.
 fn all_channels() -> impl Iterator<Item = Channel> {
-    let kinds = [Kind::Plain, Kind::Read];
-    kinds
-        .into_iter()
-        .flat_map(|kind| (0..NAMES).map(move |name| kind.channel(&name_of(name))))
+    (0..NAMES).map(name_of).flat_map(|name| {
+        let waiters = members().map({
+            let name = name.clone();
+            move |member| Channel::Fair(name.clone(), member.into())
+        });
+        let sides = [Kind::Plain, Kind::Read].map(|kind| kind.channel(&name));
+        sides.into_iter().chain(waiters)
+    })
 }
 
 /// A server of our own, ended when dropped.
@@ -303,12 +330,30 @@ fn all_keys() -> Vec<String> {
     (0..NAMES)
         .map(name_of)
         .flat_map(|name| {
+            let scheme = KeyScheme::Redisson;
+            let [queue, deadlines, beats] = scheme.queue(&name);
             [
-                KeyScheme::Redisson.hash(&name),
-                KeyScheme::Redisson.token(&name),
+                scheme.hash(&name),
+                scheme.token(&name),
+                queue,
+                deadlines,
+                beats,
             ]
         })
         .collect()
+}
+
+/// Members and their times; `None`: another type.
+fn times(value: &Value) -> Option<BTreeMap<String, u64>> {
+    let Value::Array(items) = value else {
+        return None;
+    };
+    let pairs = items.chunks_exact(2);
+    Some(
+        pairs
+            .map(|pair| (text(&pair[0]), text(&pair[1]).parse().unwrap()))
+            .collect(),
+    )
 }
 
 /// Whose leases there are, and what is left of them.
@@ -340,12 +385,19 @@ pub(super) fn text(value: impl Borrow<Value>) -> String {
 /// A channel of the tests' own.
 const END: &str = "end";
 
-/// For each lock and counter: fields (1: another type, 0: none), PTTL, text (0: none), PTTL, and the
-/// leases of readers, each with its PTTL.
+/// For each lock and counter: fields (1: another type, 0: none), PTTL, text (0: none), PTTL; for its queue:
+/// the list, deadlines, beats (1: another type), PTTL of the beats; and the leases of readers, each with its
+/// PTTL.
 const DUMP: &str = r"
 local all = {}
-for i = 1, #KEYS, 2 do
-  local lock, counter = KEYS[i], KEYS[i + 1]
+local function whole(key, kind, command, ...)
+  local type_of_key = redis.call('TYPE', key).ok
+  if type_of_key == 'none' then return {} end
+  if type_of_key ~= kind then return 1 end
+  return redis.call(command, key, ...)
+end
+for i = 1, #KEYS, 5 do
+  local lock, counter, queue, deadlines, beats = unpack(KEYS, i, i + 4)
   local type_of_lock = redis.call('TYPE', lock).ok
   local type_of_counter = redis.call('TYPE', counter).ok
   local fields, text = 1, 'a list'
@@ -358,8 +410,11 @@ for i = 1, #KEYS, 2 do
     readers[#readers + 1] = key
     readers[#readers + 1] = redis.call('PTTL', key)
   end
-  local left, counter_left = redis.call('PTTL', lock), redis.call('PTTL', counter)
-  for _, item in ipairs({fields, left, text, counter_left, readers}) do
+  for _, item in ipairs({
+    fields, redis.call('PTTL', lock), text, redis.call('PTTL', counter),
+    whole(queue, 'list', 'LRANGE', 0, -1), whole(deadlines, 'zset', 'ZRANGE', 0, -1, 'WITHSCORES'),
+    whole(beats, 'zset', 'ZRANGE', 0, -1, 'WITHSCORES'), redis.call('PTTL', beats), readers,
+  }) do
     all[#all + 1] = item
   end
 end

@@ -10,8 +10,8 @@ use super::server::Connection;
 use super::{EPOCH_US, NAMES, name_of};
 use crate::key::KeyScheme;
 use crate::kind::Kind;
-use crate::store::memory::{self, State};
-use crate::store::{Op, OwnerId, TokenRule, Verb};
+use crate::store::memory::{self, State, Typed};
+use crate::store::{Op, OwnerId, Stay, TokenRule, Verb};
 
 /// A step of a random sequence.
 #[derive(Clone, Debug)]
@@ -54,15 +54,30 @@ pub(super) enum Foreign {
     CounterOfOtherType,
     DeleteCounter,
     PersistCounter,
+    /// Java's client enters the queue behind the others, with a deadline so far from now.
+    JavaEnters {
+        ends_in_ms: i64,
+    },
+    /// Java's client took a lock or gave up: it takes its own wait off all deadlines.
+    JavaSubtracts {
+        wait_ms: u64,
+    },
+    /// Java's client takes the first for dead.
+    JavaPurges,
+    /// One key of the queue, by number, is gone, or of another type.
+    DeleteQueue(usize),
+    SpoilQueue(usize),
 }
 
-/// A sequence about plain locks, about read/write locks, or about both under the same names.
+/// A sequence about locks of one kind, or of several under the same names.
 pub(super) fn any_steps() -> impl Strategy<Value = Vec<Step>> {
     let steps = |kinds: &'static [Kind]| prop::collection::vec(any_step(kinds), 1..25);
     prop_oneof![
         3 => steps(&[Kind::Plain]),
         6 => steps(&[Kind::Read, Kind::Write]),
+        6 => steps(&[Kind::Plain, Kind::Fair]),
         1 => steps(&[Kind::Plain, Kind::Read, Kind::Write]),
+        1 => steps(&[Kind::Plain, Kind::Fair, Kind::Read, Kind::Write]),
     ]
 }
 
@@ -93,7 +108,7 @@ fn any_ops(kind: Kind) -> impl Strategy<Value = Vec<Op>> {
             let copies = if twice { 2 } else { 1 };
             let each = ops.into_iter();
             each.flat_map(|op| std::iter::repeat_n(op, copies))
-                .collect()
+                .collect::<Vec<_>>()
         })
     };
     let counts = || prop_oneof![4 => Just(1_u32), 2 => 2..5_u32];
@@ -148,11 +163,35 @@ fn any_ops(kind: Kind) -> impl Strategy<Value = Vec<Op>> {
             retention_ms,
         },
     });
-    // A plain lock has no side to go to.
-    let sides = u32::from(kind != Kind::Plain);
+    let stays = || {
+        (
+            select(vec![6_000_u64, 60_000, 400_000]),
+            select(vec![30_000_u64, 300_000]),
+        )
+            .prop_map(|(beat_ms, wait_ms)| Stay { beat_ms, wait_ms })
+    };
+    let enqueue = (0..OWNERS, leases(), floors(), stays());
+    let enqueue = enqueue.prop_map(|(id, lease_ms, floor, stay)| Verb::Enqueue {
+        owner: owner(id),
+        lease_ms,
+        token: TokenRule {
+            floor,
+            retention_ms: Some(200_000),
+        },
+        stay,
+    });
+    let beat = (0..OWNERS, stays()).prop_map(|(id, stay)| Verb::Beat {
+        owner: owner(id),
+        stay,
+    });
+    // A plain lock has no side to go to, and no queue.
+    let sides = u32::from(matches!(kind, Kind::Read | Kind::Write));
+    let queues = u32::from(kind == Kind::Fair);
     prop_oneof![
         2 * sides => list(downgrade.boxed()),
         2 * sides => list(upgrade.boxed()),
+        8 * queues => list(enqueue.boxed()),
+        4 * queues => list(beat.boxed()),
         4 => list(acquire.boxed()),
         3 => list(release.boxed()),
         2 => list(renew.boxed()),
@@ -247,6 +286,11 @@ fn any_foreign() -> impl Strategy<Value = Foreign> {
         1 => Just(Foreign::CounterOfOtherType),
         2 => Just(Foreign::DeleteCounter),
         1 => Just(Foreign::PersistCounter),
+        6 => (-1000_i64..1_000_000).prop_map(|ends_in_ms| Foreign::JavaEnters { ends_in_ms }),
+        3 => select(vec![10_000_u64, 300_000]).prop_map(|wait_ms| Foreign::JavaSubtracts { wait_ms }),
+        1 => Just(Foreign::JavaPurges),
+        2 => (0..3_usize).prop_map(Foreign::DeleteQueue),
+        1 => (0..3_usize).prop_map(Foreign::SpoilQueue),
     ]
 }
 
@@ -302,11 +346,60 @@ impl Foreign {
                     state.put_counter(&name, counter.text, None);
                 }
             }
+            _ => {
+                let now_ms = now_us / 1000;
+                let mut queue = state.take_queue(&name, now_ms);
+                self.put_in_queue(&mut queue, now_ms);
+                state.put_queue(&name, queue);
+            }
         }
     }
 
-    pub(super) fn put_in_redis(&self, connection: &mut Connection, name: usize) {
+    fn put_in_queue(&self, queue: &mut memory::Queue, now_ms: u64) {
+        match self {
+            Self::JavaEnters { ends_in_ms } => {
+                if let (Typed::Proper(list), Typed::Proper(deadlines)) =
+                    (&mut queue.list, &mut queue.deadlines)
+                {
+                    let at = now_ms.checked_add_signed(*ends_in_ms).unwrap();
+                    if deadlines.insert(java(), at).is_none() {
+                        list.push_back(java());
+                    }
+                }
+            }
+            Self::JavaSubtracts { wait_ms } => {
+                if let Typed::Proper(deadlines) = &mut queue.deadlines {
+                    for at in deadlines.values_mut() {
+                        *at -= wait_ms;
+                    }
+                }
+            }
+            Self::JavaPurges => {
+                if let (Typed::Proper(list), Typed::Proper(deadlines)) =
+                    (&mut queue.list, &mut queue.deadlines)
+                    && let Some(head) = list.pop_front()
+                {
+                    deadlines.remove(&head);
+                }
+            }
+            Self::DeleteQueue(0) => queue.list = Typed::default(),
+            Self::DeleteQueue(1) => queue.deadlines = Typed::default(),
+            Self::DeleteQueue(_) => queue.beats = Typed::default(),
+            Self::SpoilQueue(0) => queue.list = Typed::Other,
+            Self::SpoilQueue(1) => queue.deadlines = Typed::Other,
+            Self::SpoilQueue(_) => {
+                queue.beats = Typed::Other;
+                queue.beats_expire_ms = None;
+            }
+            _ => {}
+        }
+    }
+
+    pub(super) fn put_in_redis(&self, connection: &mut Connection, name: usize, now_us: u64) {
         let key = &*name_of(name);
+        let queue = KeyScheme::Redisson.queue(key);
+        let [list, deadlines, _] = &queue;
+        let now_ms = now_us / 1000;
         let counter = KeyScheme::Redisson.token(key);
         match self {
             Self::String => connection.send(&["SET", key, "a string"]),
@@ -355,6 +448,29 @@ impl Foreign {
             }
             Self::DeleteCounter => connection.send(&["DEL", &counter]),
             Self::PersistCounter => connection.send(&["PERSIST", &counter]),
+            Self::JavaEnters { ends_in_ms } => {
+                let at = now_ms.checked_add_signed(*ends_in_ms).unwrap().to_string();
+                let enter = "if redis.call('TYPE', KEYS[1]).ok:find('li') == nil and redis.call('EXISTS', KEYS[1]) == 1 \
+                             or redis.call('TYPE', KEYS[2]).ok ~= 'zset' and redis.call('EXISTS', KEYS[2]) == 1 \
+                             then return end \
+                             if redis.call('ZADD', KEYS[2], ARGV[1], ARGV[2]) == 1 then \
+                             redis.call('RPUSH', KEYS[1], ARGV[2]) end";
+                connection.send(&["EVAL", enter, "2", list, deadlines, &at, &java()]);
+            }
+            Self::JavaSubtracts { wait_ms } => {
+                let subtract = "if redis.call('TYPE', KEYS[1]).ok ~= 'zset' then return end \
+                                for _, member in ipairs(redis.call('ZRANGE', KEYS[1], 0, -1)) do \
+                                redis.call('ZINCRBY', KEYS[1], -tonumber(ARGV[1]), member) end";
+                connection.send(&["EVAL", subtract, "1", deadlines, &wait_ms.to_string()]);
+            }
+            Self::JavaPurges => {
+                let purge = "if redis.call('TYPE', KEYS[1]).ok ~= 'list' or redis.call('TYPE', KEYS[2]).ok == 'string' \
+                             then return end \
+                             redis.call('ZREM', KEYS[2], redis.call('LPOP', KEYS[1]))";
+                connection.send(&["EVAL", purge, "2", list, deadlines]);
+            }
+            Self::DeleteQueue(which) => connection.send(&["DEL", &queue[*which]]),
+            Self::SpoilQueue(which) => connection.send(&["SET", &queue[*which], "a string"]),
         }
         connection.read().unwrap();
     }
@@ -375,6 +491,12 @@ pub(super) fn op(kind: Kind, name: usize, verb: Verb) -> Op {
 
 pub(super) fn owner(id: u64) -> OwnerId {
     OwnerId::new(Uuid::from_u128(0xabc), id << 1)
+}
+
+/// Everybody who can stand in a queue.
+pub(super) fn members() -> impl Iterator<Item = String> {
+    let ours = (0..OWNERS).map(|id| owner(id).to_string());
+    ours.chain([java()])
 }
 
 /// The owner id of a Java thread, with a number that only Java gives.

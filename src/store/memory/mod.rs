@@ -23,6 +23,8 @@ use crate::env::{BoxFuture, SharedEnv};
 use crate::kind::Kind;
 #[cfg(any(test, feature = "testing"))]
 pub(crate) use model::Value;
+#[cfg(test)]
+pub(crate) use model::fair::{Queue, Typed};
 #[cfg(feature = "testing")]
 pub(crate) use model::{Gone, Key};
 pub(crate) use model::{State, apply};
@@ -149,6 +151,10 @@ impl MemoryStore {
             .filter(|topics| topics.get(&channel).is_some())
             .count();
         let mut snapshot = inner.state.look(name, now_us).map_err(NoReply::Refused)?;
+        let waiting = match kind {
+            Kind::Plain | Kind::Read | Kind::Write => waiting,
+            Kind::Fair => inner.state.queue(name).len(),
+        };
         snapshot.waiting = Some(waiting as u64);
         let holder = snapshot.holding_client();
         if let Some((info, until_us)) = holder.and_then(|client| inner.announced.get(&client))

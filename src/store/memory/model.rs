@@ -3,6 +3,7 @@
 //! This is the specification. The Lua scripts do the same, and `store::compare` checks that they
 //! do. Times are in the clock of the store; a lease ends when its millisecond is over, as in Redis.
 
+pub(crate) mod fair;
 mod read_write;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -30,8 +31,11 @@ pub(crate) fn apply(
     };
     state.purge(now.ms, PURGE_STEP);
     state.forget_if_expired(&op.name, now.ms);
-    if op.kind != Kind::Plain {
+    if let Kind::Read | Kind::Write = op.kind {
         return read_write::apply(state, &now, op);
+    }
+    if let Some(done) = fair::apply(state, &now, op) {
+        return done;
     }
 
     let name = &op.name;
@@ -68,6 +72,8 @@ pub(crate) fn apply(
             .unwrap_or_else(Answer::Refused),
         Verb::ForceRelease { owner } => force_release(state, name, owner),
         Verb::Downgrade { .. } | Verb::Upgrade { .. } => state.gone(name),
+        // Done above.
+        Verb::Enqueue { .. } | Verb::Beat { .. } => Answer::Nothing,
     };
     let removed = matches!(answer, Answer::Released { .. } | Answer::Removed);
     let freed = removed && !state.keys.contains_key(name);
@@ -378,6 +384,8 @@ pub(crate) struct State {
     counters: HashMap<Arc<str>, Counter>,
     /// Leases of readers, by name, owner and number; `None`: without end.
     readers: BTreeMap<(Arc<str>, String, u32), Option<u64>>,
+    /// Those of fair locks for which somebody waits.
+    queues: HashMap<Arc<str>, fair::Queue>,
     /// Every expiry there is, the next one first.
     expiries: BTreeSet<(u64, Entry, Arc<str>)>,
 }

@@ -535,10 +535,18 @@ impl Shared {
             ask("HGETALL", vec![hash.as_str().into()]),
             ask("PTTL", vec![hash.as_str().into()]),
             ask("GET", vec![scheme.token(name).into()]),
-            ask(
-                "PUBSUB",
-                vec![count.into(), scheme.channel(&kind.channel(name)).into()],
-            ),
+            async {
+                match kind {
+                    Kind::Plain | Kind::Read | Kind::Write => {
+                        let channel = scheme.channel(&kind.channel(name));
+                        ask("PUBSUB", vec![count.into(), channel.into()]).await
+                    }
+                    Kind::Fair => {
+                        let [queue, ..] = scheme.queue(name);
+                        ask("LLEN", vec![queue.into()]).await
+                    }
+                }
+            },
         )
         .await;
         let mut snapshot = Snapshot::default();
@@ -577,6 +585,7 @@ impl Shared {
         snapshot.token = token.ok().and_then(|token| token.as_u64());
         snapshot.waiting = match listeners {
             Ok(Value::Array(counts)) => counts.get(1).and_then(Value::as_u64),
+            Ok(length @ Value::Integer(_)) => length.as_u64(),
             _ => None,
         };
         if let Some(client) = snapshot

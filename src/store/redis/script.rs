@@ -9,7 +9,7 @@ use fred::types::Value;
 
 use crate::key::KeyScheme;
 use crate::kind::Kind;
-use crate::store::{Answer, Instead, Op, OwnerId, Refusal, RefusalKind, TokenRule, Verb};
+use crate::store::{Answer, Instead, Op, OwnerId, Refusal, RefusalKind, Stay, TokenRule, Verb};
 
 /// A script and the hash the server knows it by.
 #[derive(Debug)]
@@ -28,12 +28,13 @@ impl Script {
         Self::new(format!("{PRELUDE}\n{body}"))
     }
 
-    fn that_grants(body: &str) -> Self {
-        Self::with_prelude(&format!("{TOKENS}\n{body}"))
+    /// What the script shares with others comes before it, in this order.
+    fn of(parts: &[&str]) -> Self {
+        Self::with_prelude(&parts.join("\n"))
     }
 
     fn of_both_sides(body: &str) -> Self {
-        Self::with_prelude(&format!("{TOKENS}\n{RW}\n{body}"))
+        Self::of(&[TOKENS, RW, body])
     }
 
     /// The same script, told the time (µs) by its last argument instead of the server.
@@ -50,18 +51,25 @@ pub(crate) fn script_for(op: &Op) -> &'static Script {
     match (op.kind, &op.verb) {
         (Kind::Plain, Verb::Acquire { .. }) => &SCRIPTS.acquire,
         (Kind::Plain, Verb::Release { .. }) => &SCRIPTS.release,
-        (Kind::Plain, Verb::Renew { .. }) => &SCRIPTS.renew,
         (Kind::Plain, Verb::ForceRelease { .. }) => &SCRIPTS.force_release,
         (Kind::Read, Verb::Acquire { .. }) => &SCRIPTS.read_acquire,
         (Kind::Write, Verb::Acquire { .. }) => &SCRIPTS.write_acquire,
         (Kind::Read | Kind::Write, Verb::Release { .. }) => &SCRIPTS.rw_release,
         (Kind::Read | Kind::Write, Verb::Renew { .. }) => &SCRIPTS.rw_renew,
-        // Also from one writer to the next, of which nobody else is told: the mode stays as it is.
-        (_, Verb::HandOff { .. }) => &SCRIPTS.hand_off,
         (Kind::Read | Kind::Write, Verb::ForceRelease { .. }) => &SCRIPTS.rw_force_release,
         // No plain hold has a side to go to, and none of its owner ids is found.
         (_, Verb::Downgrade { .. }) => &SCRIPTS.rw_downgrade,
         (_, Verb::Upgrade { .. }) => &SCRIPTS.rw_upgrade,
+        (Kind::Fair, Verb::Acquire { .. }) => &SCRIPTS.fair_acquire,
+        (Kind::Fair, Verb::Release { .. }) => &SCRIPTS.fair_release,
+        (Kind::Fair, Verb::ForceRelease { .. }) => &SCRIPTS.fair_force_release,
+        // The same of both: the hash alone is looked at.
+        (Kind::Plain | Kind::Fair, Verb::Renew { .. }) => &SCRIPTS.renew,
+        // Also from one writer to the next, of which nobody else is told: the mode stays as it is.
+        (_, Verb::HandOff { .. }) => &SCRIPTS.hand_off,
+        // There is no other queue.
+        (_, Verb::Enqueue { .. }) => &SCRIPTS.fair_enqueue,
+        (_, Verb::Beat { .. }) => &SCRIPTS.fair_beat,
     }
 }
 
@@ -72,7 +80,7 @@ pub(crate) fn clock() -> &'static Script {
 
 /// All scripts by file name, for loading them ahead and for tests.
 #[cfg(test)]
-pub(crate) fn all() -> [(&'static str, &'static Script); 13] {
+pub(crate) fn all() -> [(&'static str, &'static Script); 18] {
     [
         ("lock_acquire", &SCRIPTS.acquire),
         ("lock_release", &SCRIPTS.release),
@@ -86,6 +94,11 @@ pub(crate) fn all() -> [(&'static str, &'static Script); 13] {
         ("rw_downgrade", &SCRIPTS.rw_downgrade),
         ("rw_upgrade", &SCRIPTS.rw_upgrade),
         ("rw_force_release", &SCRIPTS.rw_force_release),
+        ("fair_acquire", &SCRIPTS.fair_acquire),
+        ("fair_enqueue", &SCRIPTS.fair_enqueue),
+        ("fair_beat", &SCRIPTS.fair_beat),
+        ("fair_release", &SCRIPTS.fair_release),
+        ("fair_force_release", &SCRIPTS.fair_force_release),
         ("clock", &SCRIPTS.clock),
     ]
 }
@@ -112,7 +125,7 @@ impl Publish {
     }
 }
 
-/// `KEYS` and `ARGV` of a call. `ops` are of one verb, at least one.
+/// `KEYS` and `ARGV` of a call. `ops` are of one kind and one verb, at least one.
 pub(crate) fn encode(
     scheme: &KeyScheme,
     publish: Publish,
@@ -124,13 +137,7 @@ pub(crate) fn encode(
     let mut args = Vec::with_capacity(3 + 6 * ops.len());
     args.push(attempt.to_string());
     args.push(deadline_us.min(MAX_NUMBER).to_string());
-    let tells = |verb: &Verb| {
-        matches!(
-            verb,
-            Verb::Release { .. } | Verb::ForceRelease { .. } | Verb::Downgrade { .. }
-        )
-    };
-    if ops.first().is_some_and(|op| tells(&op.verb)) {
+    if ops.first().is_some_and(publishes) {
         args.push(publish.as_arg().to_owned());
     }
     for op in ops {
@@ -139,6 +146,16 @@ pub(crate) fn encode(
         let rw = op.kind.sides().contains(&Kind::Write);
         let own = |owner: &OwnerId| rw.then(|| scheme.reader(&op.name, *owner));
         let readers = || rw.then(|| scheme.readers(&op.name));
+        if let Verb::Acquire { .. }
+        | Verb::Enqueue { .. }
+        | Verb::HandOff { .. }
+        | Verb::Upgrade { .. } = op.verb
+        {
+            keys.push(scheme.token(&op.name));
+        }
+        if knows_the_queue(op) {
+            keys.extend(scheme.queue(&op.name));
+        }
         match &op.verb {
             Verb::Acquire {
                 owner,
@@ -146,7 +163,6 @@ pub(crate) fn encode(
                 lease_ms,
                 token,
             } => {
-                keys.push(scheme.token(&op.name));
                 keys.extend(own(owner));
                 args.extend([owner.to_string(), count.to_string(), lease_ms.to_string()]);
                 args.extend(token_args(token));
@@ -160,7 +176,6 @@ pub(crate) fn encode(
                     also.map(|also| also.to_string()).unwrap_or_default(),
                 ]);
                 args.extend(readers());
-                args.push(scheme.channel(&op.kind.channel(&op.name)));
             }
             Verb::Renew {
                 owner,
@@ -177,7 +192,6 @@ pub(crate) fn encode(
                 lease_ms,
                 token,
             } => {
-                keys.push(scheme.token(&op.name));
                 let field = |owner: &OwnerId| if rw { writer(owner) } else { owner.to_string() };
                 args.extend([field(from), field(to), lease_ms.to_string()]);
                 args.extend(token_args(token));
@@ -189,7 +203,6 @@ pub(crate) fn encode(
             } => {
                 keys.push(scheme.reader(&op.name, *owner));
                 args.extend([owner.to_string(), count.to_string(), lease_ms.to_string()]);
-                args.push(scheme.channel(&op.kind.channel(&op.name)));
             }
             Verb::Upgrade {
                 from,
@@ -197,7 +210,6 @@ pub(crate) fn encode(
                 lease_ms,
                 token,
             } => {
-                keys.push(scheme.token(&op.name));
                 keys.push(scheme.reader(&op.name, *from));
                 args.extend([from.to_string(), to.to_string(), lease_ms.to_string()]);
                 args.extend(token_args(token));
@@ -206,11 +218,54 @@ pub(crate) fn encode(
             Verb::ForceRelease { owner } => {
                 args.push(owner.clone());
                 args.extend(readers());
-                args.push(scheme.channel(&op.kind.channel(&op.name)));
             }
+            Verb::Enqueue {
+                owner,
+                lease_ms,
+                token,
+                stay,
+            } => {
+                args.extend([owner.to_string(), lease_ms.to_string()]);
+                args.extend(token_args(token));
+                args.extend(stay_args(stay));
+            }
+            Verb::Beat { owner, stay } => {
+                args.push(owner.to_string());
+                args.extend(stay_args(stay));
+            }
+        }
+        if publishes(op) {
+            args.push(scheme.channel(&op.kind.channel(&op.name)));
         }
     }
     (keys, args)
+}
+
+/// Whether its script may have something to tell those who wait.
+fn publishes(op: &Op) -> bool {
+    match op.verb {
+        Verb::Release { .. } | Verb::ForceRelease { .. } | Verb::Downgrade { .. } => true,
+        Verb::Renew { .. } | Verb::HandOff { .. } | Verb::Upgrade { .. } => false,
+        Verb::Acquire { .. } | Verb::Enqueue { .. } | Verb::Beat { .. } => knows_the_queue(op),
+    }
+}
+
+/// Whether its script is given the keys of a queue.
+fn knows_the_queue(op: &Op) -> bool {
+    match op.verb {
+        Verb::Enqueue { .. } | Verb::Beat { .. } => true,
+        Verb::Renew { .. }
+        | Verb::HandOff { .. }
+        | Verb::Downgrade { .. }
+        | Verb::Upgrade { .. } => false,
+        Verb::Acquire { .. } | Verb::Release { .. } | Verb::ForceRelease { .. } => {
+            op.kind == Kind::Fair
+        }
+    }
+}
+
+fn stay_args(stay: &Stay) -> [String; 2] {
+    [stay.beat_ms.to_string(), stay.wait_ms.to_string()]
 }
 
 fn token_args(rule: &TokenRule) -> [String; 2] {
@@ -274,21 +329,24 @@ fn decode_answer(slot: &[Value], verb: &Verb) -> Result<Answer, Malformed> {
         return Err(Malformed(format!("{} slots for an answer", slot.len())));
     };
     Ok(match (integer(code)?, verb) {
-        (1, Verb::Acquire { count: 1, .. } | Verb::HandOff { .. } | Verb::Upgrade { .. }) => {
-            Answer::Granted {
-                token: unsigned(a)?,
-                remaining_ms: unsigned(b)?,
-            }
-        }
+        (
+            1,
+            Verb::Acquire { count: 1, .. }
+            | Verb::HandOff { .. }
+            | Verb::Upgrade { .. }
+            | Verb::Enqueue { .. },
+        ) => Answer::Granted {
+            token: unsigned(a)?,
+            remaining_ms: unsigned(b)?,
+        },
         (2, Verb::Acquire { count: 1, .. } | Verb::Upgrade { .. }) => Answer::Taken {
-            remaining_ms: match integer(a)? {
-                -1 => None,
-                _ => Some(unsigned(a)?),
-            },
+            remaining_ms: left_or_none(a)?,
         },
         (
             3,
             Verb::Acquire { .. }
+            | Verb::Enqueue { .. }
+            | Verb::Beat { .. }
             | Verb::Renew { .. }
             | Verb::Release { count: 1.., .. }
             | Verb::HandOff { .. }
@@ -301,6 +359,7 @@ fn decode_answer(slot: &[Value], verb: &Verb) -> Result<Answer, Malformed> {
             | Verb::Release { .. }
             | Verb::Renew { .. }
             | Verb::HandOff { .. }
+            | Verb::Beat { .. }
             | Verb::Downgrade { .. }
             | Verb::Upgrade { .. },
         ) => Answer::Gone(match integer(a)? {
@@ -323,6 +382,14 @@ fn decode_answer(slot: &[Value], verb: &Verb) -> Result<Answer, Malformed> {
         (9, Verb::ForceRelease { .. }) => Answer::Removed,
         (10, Verb::ForceRelease { .. }) => Answer::Nothing,
         (11, _) => Answer::Refused(refusal(&text(a)?)),
+        (12, Verb::Enqueue { .. } | Verb::Beat { .. }) => Answer::Queued {
+            first: match integer(a)? {
+                0 => false,
+                1 => true,
+                other => return Err(Malformed(format!("{other} for first or not"))),
+            },
+            remaining_ms: left_or_none(b)?,
+        },
         (other, _) => return Err(Malformed(format!("answer {other} to {verb:?}"))),
     })
 }
@@ -379,6 +446,14 @@ fn unsigned(value: &Value) -> Result<u64, Malformed> {
     u64::try_from(number).map_err(|_| Malformed(format!("{number}, which is below zero")))
 }
 
+/// What is left, in ms; -1: it has no end.
+fn left_or_none(value: &Value) -> Result<Option<u64>, Malformed> {
+    match integer(value)? {
+        -1 => Ok(None),
+        _ => unsigned(value).map(Some),
+    }
+}
+
 fn text(value: &Value) -> Result<String, Malformed> {
     match value {
         Value::String(text) => Ok(text.to_string()),
@@ -401,14 +476,19 @@ struct Scripts {
     rw_downgrade: Script,
     rw_upgrade: Script,
     rw_force_release: Script,
+    fair_acquire: Script,
+    fair_enqueue: Script,
+    fair_beat: Script,
+    fair_release: Script,
+    fair_force_release: Script,
     clock: Script,
 }
 
 static SCRIPTS: LazyLock<Scripts> = LazyLock::new(|| Scripts {
-    acquire: Script::that_grants(include_str!("lua/lock_acquire.lua")),
-    release: Script::with_prelude(include_str!("lua/lock_release.lua")),
+    acquire: Script::of(&[TOKENS, LEVELS, include_str!("lua/lock_acquire.lua")]),
+    release: Script::of(&[LEVELS, include_str!("lua/lock_release.lua")]),
     renew: Script::with_prelude(include_str!("lua/lock_renew.lua")),
-    hand_off: Script::that_grants(include_str!("lua/lock_hand_off.lua")),
+    hand_off: Script::of(&[TOKENS, include_str!("lua/lock_hand_off.lua")]),
     force_release: Script::with_prelude(include_str!("lua/lock_force_release.lua")),
     read_acquire: Script::of_both_sides(include_str!("lua/read_acquire.lua")),
     write_acquire: Script::of_both_sides(include_str!("lua/write_acquire.lua")),
@@ -417,6 +497,17 @@ static SCRIPTS: LazyLock<Scripts> = LazyLock::new(|| Scripts {
     rw_downgrade: Script::of_both_sides(include_str!("lua/rw_downgrade.lua")),
     rw_upgrade: Script::of_both_sides(include_str!("lua/rw_upgrade.lua")),
     rw_force_release: Script::of_both_sides(include_str!("lua/rw_force_release.lua")),
+    fair_acquire: Script::of(&[TOKENS, LEVELS, QUEUE, include_str!("lua/fair_acquire.lua")]),
+    fair_enqueue: Script::of(&[
+        TOKENS,
+        LEVELS,
+        QUEUE,
+        KEEPING,
+        include_str!("lua/fair_enqueue.lua"),
+    ]),
+    fair_beat: Script::of(&[QUEUE, KEEPING, include_str!("lua/fair_beat.lua")]),
+    fair_release: Script::of(&[LEVELS, QUEUE, include_str!("lua/fair_release.lua")]),
+    fair_force_release: Script::of(&[QUEUE, include_str!("lua/fair_force_release.lua")]),
     clock: Script::with_prelude(include_str!("lua/clock.lua")),
 });
 
@@ -425,6 +516,11 @@ const PRELUDE: &str = include_str!("lua/prelude.lua");
 const TOKENS: &str = include_str!("lua/tokens.lua");
 
 const RW: &str = include_str!("lua/rw.lua");
+const LEVELS: &str = include_str!("lua/levels.lua");
+
+const QUEUE: &str = include_str!("lua/queue.lua");
+
+const KEEPING: &str = include_str!("lua/keeping.lua");
 
 /// Values per answer in a reply.
 const SLOTS: usize = 3;

@@ -28,7 +28,10 @@ pub fn check(story: &Story<'_>, conditions: &Conditions) -> Vec<Violation> {
         let name = &ran.did.name;
         if ran.did.verb != Done::HandOff {
             // Free, or taken from the free state. A nested op changes counts only.
-            if after.is_empty() || ran.did.count == 1 && ran.did.verb == Done::Acquire {
+            if after.is_empty()
+                || ran.did.count == 1 && ran.did.verb == Done::Acquire
+                || ran.did.verb == Done::Enqueue
+            {
                 chains.remove(name);
             }
             continue;

@@ -20,7 +20,10 @@ pub fn check(story: &Story<'_>, _: &Conditions) -> Vec<Violation> {
                     if did.count > most(did, *deepest) {
                         verdict.broken(&[index], format!("{did} though it never was so deep"));
                     }
-                    if matches!(did.verb, Done::Acquire | Done::HandOff | Done::Downgrade) {
+                    if matches!(
+                        did.verb,
+                        Done::Acquire | Done::Enqueue | Done::HandOff | Done::Downgrade
+                    ) {
                         *deepest = did.count.max(*deepest);
                     }
                 }
@@ -40,8 +43,8 @@ pub fn check(story: &Story<'_>, _: &Conditions) -> Vec<Violation> {
 fn most(did: &Did, deepest: u32) -> u32 {
     match did.verb {
         // The level of an acquisition that is posted counts for a renewal, and it may never be sent.
-        Done::Acquire | Done::Renew | Done::HandOff | Done::Upgrade => deepest + 1,
-        Done::Release | Done::Force => deepest,
+        Done::Acquire | Done::Enqueue | Done::Renew | Done::HandOff | Done::Upgrade => deepest + 1,
+        Done::Release | Done::Force | Done::Beat => deepest,
         // Those who read within a hold that writes enter without asking.
         Done::Downgrade => u32::MAX,
     }

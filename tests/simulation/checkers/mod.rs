@@ -13,6 +13,7 @@
 //! | `counts` | reentrancy | always |
 //! | `chains` | L2 | their number always, their time in a quiet run |
 //! | `order` | L2 | clients that never stood still, if all waiters answer |
+//! | `queue` | L2, fair locks | while the server's memory is kept; places that are left over in a quiet run |
 //! | `renewals` | L1 | always |
 //! | `register` | S1, S2 | as `exclusion`, else as `tokens` |
 //!
@@ -26,6 +27,7 @@ mod losses;
 mod order;
 mod orphans;
 mod owners;
+mod queue;
 mod register;
 mod renewals;
 mod silence;
@@ -90,6 +92,10 @@ pub struct Conditions {
     pub fixed_leases: BTreeSet<Arc<str>>,
     /// The read/write locks.
     pub two_sided: BTreeSet<Arc<str>>,
+    /// The locks that are fair ones.
+    pub fair: BTreeSet<Arc<str>>,
+    /// Queues of fair locks were not lost with the server's memory.
+    pub queues_kept: bool,
     /// The locks in whose place somebody puts something else. Of others no request is refused.
     pub spoilt: BTreeSet<Arc<str>>,
     /// The longest that one attempt may take.
@@ -131,6 +137,8 @@ impl Conditions {
             leases_alike: true,
             fixed_leases: BTreeSet::new(),
             two_sided: BTreeSet::new(),
+            fair: BTreeSet::new(),
+            queues_kept: true,
             spoilt: BTreeSet::new(),
             command_timeout: Duration::from_secs(1),
             cap: Duration::from_secs(2),
@@ -186,6 +194,7 @@ pub fn check(records: &[Record], conditions: &Conditions) -> Vec<Violation> {
         order::check,
         renewals::check,
         register::check,
+        queue::check,
         chains::check,
     ];
     judges

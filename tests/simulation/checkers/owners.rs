@@ -45,7 +45,7 @@ pub fn check(story: &Story<'_>, conditions: &Conditions) -> Vec<Violation> {
             }
             _ => continue,
         };
-        let asks = matches!(ran.did.verb, Done::Acquire | Done::HandOff);
+        let asks = matches!(ran.did.verb, Done::Acquire | Done::Enqueue | Done::HandOff);
         let refused = asks && ran.answer == Answered::Nothing;
         if refused && !conditions.spoilt.contains(&ran.did.name) {
             verdict.broken(&[index], format!("{} is refused for no reason", ran.did));
@@ -85,7 +85,8 @@ fn wrong(ran: &Ran, writer: Option<HoldId>) -> Option<String> {
     // From one to another: it takes the place of the one that it names besides.
     let hands_on = matches!(did.verb, Done::HandOff | Done::Upgrade);
     let alone = did.kind != LockKind::Read || did.verb == Done::Upgrade;
-    let creates = hands_on || did.verb == Done::Acquire && did.count == 1;
+    let takes = matches!(did.verb, Done::Acquire | Done::Enqueue) && did.count == 1;
+    let creates = hands_on || takes;
     let removes = did.count == 0 && matches!(did.verb, Done::Release | Done::Force);
     let Some((before, after)) = &ran.change else {
         // A copy of what lets a writer read on may come late, and finds it done.

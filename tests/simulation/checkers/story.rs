@@ -302,7 +302,7 @@ impl Reader {
         let hold = self.holds.entry(did.hold).or_default();
         hold.client = Some(client);
         match did.verb {
-            Done::Acquire | Done::HandOff | Done::Upgrade => {
+            Done::Acquire | Done::Enqueue | Done::HandOff | Done::Upgrade => {
                 hold.asked = Some(at);
                 let reads = did.kind == LockKind::Read && did.verb == Done::Acquire;
                 hold.shared_from = hold.shared_from.or(reads.then_some(Duration::ZERO));
@@ -335,8 +335,11 @@ impl Reader {
 
     fn ran(&mut self, index: usize, at: Duration, ran: &Ran) {
         let did = &ran.did;
-        let first = !matches!(did.verb, Done::Acquire | Done::HandOff | Done::Upgrade)
-            || self.acquired.insert((ran.client, ran.attempt, did.hold));
+        let takes = matches!(
+            did.verb,
+            Done::Acquire | Done::Enqueue | Done::HandOff | Done::Upgrade
+        );
+        let first = !takes || self.acquired.insert((ran.client, ran.attempt, did.hold));
         let Reader { holds, locks, .. } = self;
         if !locks.contains_key(&did.name) {
             locks.insert(Arc::clone(&did.name), Lock::default());
@@ -345,11 +348,13 @@ impl Reader {
             return;
         };
         // An op on one side of a read/write lock tells of its own hold only.
-        let plain = did.kind == LockKind::Plain;
+        let plain = matches!(did.kind, LockKind::Plain | LockKind::Fair);
         let of_it = |owner: HoldId| plain || owner == did.hold;
         let end = lock.owners.get(&did.hold).copied();
         let absurd = end.is_some_and(|end| at < end);
-        if ran.answer == Answered::Gone {
+        // Of a beat it speaks of the place in the queue, not of the hold.
+        let gone = ran.answer == Answered::Gone && did.verb != Done::Beat;
+        if gone {
             // Clocks may differ by 0.5 %, and a lease lasts until its millisecond is over.
             let hold = holds.entry(did.hold).or_default();
             let room = hold.lease / 100 + ROUNDING * 2;
@@ -382,7 +387,7 @@ impl Reader {
                 open(holds, lock, &ids(after), index, at, &did.name);
             }
             // Another has it, or this one: the server is another, with an older memory.
-            None if ran.answer == Answered::Gone && absurd => {
+            None if gone && absurd => {
                 close(holds, lock, |owner| !of_it(owner), index, at);
             }
             None if found && did.verb != Done::Force && end.is_none() => {

@@ -75,7 +75,11 @@ fn attempts(verdict: &mut Verdict<'_>, story: &Story<'_>, conditions: &Condition
 }
 
 fn is_attempt(did: &Did) -> bool {
-    did.verb == Done::HandOff || did.verb == Done::Acquire && did.count == 1
+    match did.verb {
+        Done::HandOff | Done::Enqueue | Done::Beat => true,
+        Done::Acquire => did.count == 1,
+        _ => false,
+    }
 }
 
 /// Whether a line in which somebody stands was left alone for too long until `now`.

@@ -99,6 +99,7 @@ impl Library for Nadis {
 
 const PRELUDE: &str = include_str!("../../../../src/store/redis/lua/prelude.lua");
 const TOKENS: &str = include_str!("../../../../src/store/redis/lua/tokens.lua");
+const LEVELS: &str = include_str!("../../../../src/store/redis/lua/levels.lua");
 const ACQUIRE: &str = include_str!("../../../../src/store/redis/lua/lock_acquire.lua");
 const RELEASE: &str = include_str!("../../../../src/store/redis/lua/lock_release.lua");
 
@@ -142,8 +143,8 @@ impl<C: Evalsha> Library for Bare<C> {
 
     async fn connect(url: &str) -> Self {
         let redis = C::connect(url).await;
-        let acquire = format!("{PRELUDE}\n{TOKENS}\n{ACQUIRE}");
-        let release = format!("{PRELUDE}\n{RELEASE}");
+        let acquire = format!("{PRELUDE}\n{TOKENS}\n{LEVELS}\n{ACQUIRE}");
+        let release = format!("{PRELUDE}\n{LEVELS}\n{RELEASE}");
         Self(Arc::new(BareInner {
             acquire: redis.load(acquire).await,
             release: redis.load(release).await,

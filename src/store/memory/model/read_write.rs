@@ -69,6 +69,8 @@ fn answer(state: &mut State, now: &Now, op: &Op, told: &mut bool) -> Result<Answ
             token,
         } => upgrade(state, now, name, [*from, *to], *lease_ms, *token),
         Verb::ForceRelease { owner } => Ok(force_release(state, now, name, owner, told)),
+        // It has no queue.
+        Verb::Enqueue { .. } | Verb::Beat { .. } => Ok(state.gone(name)),
     }
 }
 
@@ -565,14 +567,14 @@ impl State {
     pub(crate) fn lease_of(&mut self, op: &Op, now_us: u64) -> Option<u64> {
         let expires_ms = self.key(&op.name, now_us)?.expires_ms;
         let owner = match &op.verb {
-            _ if op.kind == Kind::Plain => return expires_ms,
+            _ if op.kind.sides().len() == 1 => return expires_ms,
             Verb::Acquire { owner, .. }
             | Verb::Release { owner, .. }
             | Verb::Renew { owner, .. }
             | Verb::Downgrade { owner, .. }
             | Verb::HandOff { to: owner, .. }
             | Verb::Upgrade { to: owner, .. } => *owner,
-            Verb::ForceRelease { .. } => return None,
+            Verb::ForceRelease { .. } | Verb::Enqueue { .. } | Verb::Beat { .. } => return None,
         };
         match self.held_by(&op.name, owner)? {
             Held::Writing(_) => expires_ms,

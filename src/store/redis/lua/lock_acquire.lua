@@ -12,22 +12,6 @@
 -- Writes    SET of the counter, HSET, PEXPIRE; nothing for any answer but GRANTED and HELD
 -- Repeat    safe: a copy finds its owner id and changes nothing (it writes the same deadline again)
 
--- Raises if the hash is plainly no lock of this kind. Looks at small hashes only.
-local function check_use(hash)
-  if call('HLEN', hash) > 16 then
-    return
-  end
-  local fields = call('HGETALL', hash)
-  for i = 1, #fields, 2 do
-    if fields[i] == 'mode' then
-      error('CONFLICT the key is a read/write lock', 0)
-    end
-    if not string.find(fields[i], '^.+:%-?%d+$') or not string.find(fields[i + 1], '^[1-9]%d*$') then
-      error('CONFLICT the key is a hash in other use', 0)
-    end
-  end
-end
-
 local function take(hash, counter, owner, lease_ms, floor, retention_ms)
   local left = call('PTTL', hash)
   if left ~= -2 then
@@ -41,27 +25,8 @@ local function take(hash, counter, owner, lease_ms, floor, retention_ms)
     return LATE
   end
   local token = next_token(counter, lease_ms, floor, retention_ms)
-  call('HSET', hash, owner, 1)
-  local expires = redis.pcall('PEXPIRE', hash, lease_ms)
-  if expires ~= 1 then -- a hold without deadline would stay for ever
-    redis.pcall('HDEL', hash, owner)
-    error(expires.err .. ' (PEXPIRE)', 0)
-  end
+  begin(hash, owner, lease_ms)
   return GRANTED, token, lease_ms
-end
-
-local function nest(hash, owner, count, lease_ms)
-  local before = of_owner('HGET', hash, owner)
-  if not before then
-    return gone(hash)
-  end
-  if late then
-    return LATE
-  end
-  if before ~= tostring(count) then
-    call('HSET', hash, owner, count)
-  end
-  return HELD, lengthen(hash, lease_ms)
 end
 
 local ops = op_count(2, 2, 5)

@@ -24,24 +24,6 @@ local function release(hash, owner, also, channel)
   return RELEASED, publish_if_free(hash, channel)
 end
 
-local function leave(hash, owner, count)
-  local before = of_owner('HGET', hash, owner)
-  if not before then
-    return gone(hash)
-  end
-  if late then
-    return LATE
-  end
-  if before ~= tostring(count) then
-    local ok, problem = pcall(call, 'HSET', hash, owner, count)
-    -- Without memory the count stays too high until the next renewal: still held all the same.
-    if not ok and not string.find(problem, 'OOM ', 1, true) then
-      error(problem, 0)
-    end
-  end
-  return STILL_HELD, math.max(call('PTTL', hash), 0)
-end
-
 local ops = op_count(1, 3, 4)
 for i = 1, ops do
   ARGV[4 * i + 1] = whole(4 * i + 1, 0)

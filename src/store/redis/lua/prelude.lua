@@ -12,6 +12,7 @@
 local GRANTED, TAKEN, LATE, GONE = 1, 2, 3, 4 -- token, left; left or -1; -; 0 free or 1 taken
 local HELD, RELEASED, STILL_HELD, RENEWED = 5, 6, 7, 8 -- left; heard; left; left
 local REMOVED, NOTHING, REFUSED = 9, 10, 11 -- -; -; text
+local QUEUED = 12 -- 1 if first; left or -1
 
 -- Tokens end 2^40 below what a double counts exactly: room for two weeks of time in µs.
 local TOKEN_END = 2 ^ 53 - 2 ^ 40
@@ -91,7 +92,7 @@ local function publish(command, channel, message)
   return type(heard) == 'number' and heard or 0
 end
 
--- Says "try again" to who waits. It is a hint and decides nothing. How many heard it.
+-- Says "try again" on `channel`. It is a hint and decides nothing. How many heard it.
 local function tell(channel, message)
   local how = ARGV[3]
   if how == 'OFF' then
@@ -102,9 +103,9 @@ local function tell(channel, message)
   return math.max(plain, sharded)
 end
 
--- Says so if nobody holds `hash` now.
+-- The same, if nobody holds `hash` now.
 local function publish_if_free(hash, channel)
-  if redis.pcall('EXISTS', hash) == 1 then
+  if ARGV[3] == 'OFF' or redis.pcall('EXISTS', hash) == 1 then
     return 0
   end
   return tell(channel, '0')
