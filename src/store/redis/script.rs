@@ -141,104 +141,109 @@ pub(crate) fn encode(
         args.push(publish.as_arg().to_owned());
     }
     for op in ops {
-        keys.push(scheme.hash(&op.name));
-        // What the scripts of the read/write lock need besides.
-        let rw = op.kind.sides().contains(&Kind::Write);
-        let own = |owner: &OwnerId| rw.then(|| scheme.reader(&op.name, *owner));
-        let readers = || rw.then(|| scheme.readers(&op.name));
-        if let Verb::Acquire { .. }
-        | Verb::Enqueue { .. }
-        | Verb::HandOff { .. }
-        | Verb::Upgrade { .. } = op.verb
-        {
-            keys.push(scheme.token(&op.name));
-        }
-        if knows_the_queue(op) {
-            keys.extend(scheme.queue(&op.name));
-        }
-        match &op.verb {
-            Verb::Acquire {
-                owner,
-                count,
-                lease_ms,
-                token,
-            } => {
-                keys.extend(own(owner));
-                args.extend([owner.to_string(), count.to_string(), lease_ms.to_string()]);
-                args.extend(token_args(token));
-                args.extend(readers());
-            }
-            Verb::Release { owner, count, also } => {
-                keys.extend(own(owner));
-                args.extend([
-                    owner.to_string(),
-                    count.to_string(),
-                    also.map(|also| also.to_string()).unwrap_or_default(),
-                ]);
-                args.extend(readers());
-            }
-            Verb::Renew {
-                owner,
-                count,
-                lease_ms,
-            } => {
-                keys.extend(own(owner));
-                args.extend([owner.to_string(), count.to_string(), lease_ms.to_string()]);
-                args.extend(readers());
-            }
-            Verb::HandOff {
-                from,
-                to,
-                lease_ms,
-                token,
-            } => {
-                let field = |owner: &OwnerId| if rw { writer(owner) } else { owner.to_string() };
-                args.extend([field(from), field(to), lease_ms.to_string()]);
-                args.extend(token_args(token));
-            }
-            Verb::Downgrade {
-                owner,
-                count,
-                lease_ms,
-            } => {
-                keys.push(scheme.reader(&op.name, *owner));
-                args.extend([owner.to_string(), count.to_string(), lease_ms.to_string()]);
-            }
-            Verb::Upgrade {
-                from,
-                to,
-                lease_ms,
-                token,
-            } => {
-                keys.push(scheme.reader(&op.name, *from));
-                args.extend([from.to_string(), to.to_string(), lease_ms.to_string()]);
-                args.extend(token_args(token));
-                args.push(scheme.readers(&op.name));
-            }
-            Verb::ForceRelease { owner } => {
-                args.push(owner.clone());
-                args.extend(readers());
-            }
-            Verb::Enqueue {
-                owner,
-                lease_ms,
-                token,
-                stay,
-            } => {
-                args.extend([owner.to_string(), lease_ms.to_string()]);
-                args.extend(token_args(token));
-                args.extend(stay_args(stay));
-            }
-            Verb::Beat { owner, stay } => {
-                args.push(owner.to_string());
-                args.extend(stay_args(stay));
-            }
-        }
+        encode_op(scheme, op, &mut keys, &mut args);
         if publishes(op) {
             args.push(scheme.channel(&op.kind.channel(&op.name)));
         }
     }
     (keys, args)
+}
+
+/// What one op brings, but for its channel.
+fn encode_op(scheme: &KeyScheme, op: &Op, keys: &mut Vec<String>, args: &mut Vec<String>) {
+    keys.push(scheme.hash(&op.name));
+    // What the scripts of the read/write lock need besides.
+    let rw = op.kind.sides().contains(&Kind::Write);
+    let own = |owner: &OwnerId| rw.then(|| scheme.reader(&op.name, *owner));
+    let readers = || rw.then(|| scheme.readers(&op.name));
+    if let Verb::Acquire { .. }
+    | Verb::Enqueue { .. }
+    | Verb::HandOff { .. }
+    | Verb::Upgrade { .. } = op.verb
+    {
+        keys.push(scheme.token(&op.name));
+    }
+    if knows_the_queue(op) {
+        keys.extend(scheme.queue(&op.name));
+    }
+    match &op.verb {
+        Verb::Acquire {
+            owner,
+            count,
+            lease_ms,
+            token,
+        } => {
+            keys.extend(own(owner));
+            args.extend([owner.to_string(), count.to_string(), lease_ms.to_string()]);
+            args.extend(token_args(token));
+            args.extend(readers());
+        }
+        Verb::Release { owner, count, also } => {
+            keys.extend(own(owner));
+            args.extend([
+                owner.to_string(),
+                count.to_string(),
+                also.map(|also| also.to_string()).unwrap_or_default(),
+            ]);
+            args.extend(readers());
+        }
+        Verb::Renew {
+            owner,
+            count,
+            lease_ms,
+        } => {
+            keys.extend(own(owner));
+            args.extend([owner.to_string(), count.to_string(), lease_ms.to_string()]);
+            args.extend(readers());
+        }
+        Verb::HandOff {
+            from,
+            to,
+            lease_ms,
+            token,
+        } => {
+            let field = |owner: &OwnerId| if rw { writer(owner) } else { owner.to_string() };
+            args.extend([field(from), field(to), lease_ms.to_string()]);
+            args.extend(token_args(token));
+        }
+        Verb::Downgrade {
+            owner,
+            count,
+            lease_ms,
+        } => {
+            keys.push(scheme.reader(&op.name, *owner));
+            args.extend([owner.to_string(), count.to_string(), lease_ms.to_string()]);
+        }
+        Verb::Upgrade {
+            from,
+            to,
+            lease_ms,
+            token,
+        } => {
+            keys.push(scheme.reader(&op.name, *from));
+            args.extend([from.to_string(), to.to_string(), lease_ms.to_string()]);
+            args.extend(token_args(token));
+            args.push(scheme.readers(&op.name));
+        }
+        Verb::ForceRelease { owner } => {
+            args.push(owner.clone());
+            args.extend(readers());
+        }
+        Verb::Enqueue {
+            owner,
+            lease_ms,
+            token,
+            stay,
+        } => {
+            args.extend([owner.to_string(), lease_ms.to_string()]);
+            args.extend(token_args(token));
+            args.extend(stay_args(stay));
+        }
+        Verb::Beat { owner, stay } => {
+            args.push(owner.to_string());
+            args.extend(stay_args(stay));
+        }
+    }
 }
 
 /// Whether its script may have something to tell those who wait.
