@@ -55,7 +55,7 @@ pub fn check(story: &Story<'_>, conditions: &Conditions) -> Vec<Violation> {
             verdict.broken(&[index], format!("{} {wrong}", ran.did));
         }
         *writer = writer_after(*writer, ran);
-        let plain = ran.did.kind == LockKind::Plain;
+        let plain = matches!(ran.did.kind, LockKind::Plain | LockKind::Fair);
         let lease = (&ran.did.name, (!plain).then_some(ran.did.hold));
         let before = leases.remove(&lease);
         if let Some((_, after)) = ran.change.as_ref().filter(|_| !plain) {

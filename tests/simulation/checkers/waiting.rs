@@ -156,7 +156,7 @@ fn wake_ups(verdict: &mut Verdict<'_>, story: &Story<'_>, conditions: &Condition
                 let writer = writers.entry(name).or_default();
                 *writer = writer_after(*writer, ran);
                 let sides: &[_] = match ran.did.kind {
-                    LockKind::Plain => &[(LockKind::Plain, !after.is_empty())],
+                    one @ (LockKind::Plain | LockKind::Fair) => &[(one, !after.is_empty())],
                     _ => &[
                         (LockKind::Read, writer.is_some()),
                         (LockKind::Write, !after.is_empty()),
