@@ -540,29 +540,34 @@ impl Dispatcher {
     /// Forms the next call from what waits, if there is anything and room for it.
     fn next_flight(&self) -> Option<BoxFuture<Flight>> {
         let now = self.env.now();
-        let mut dropped = Vec::new();
-        let jobs = {
-            let mut state = self.state.lock();
-            state.wake_delayed(now);
-            let jobs = state.take(now, &mut dropped);
-            // Whoever is told may post what follows: until then nothing is idle.
-            state.in_flight += dropped.len();
-            jobs
-        };
-        let ended = dropped.len();
-        for mut job in dropped {
-            self.leave_lane(&job);
-            let failure = job.failure();
-            job.tell(Outcome::Failed(failure));
+        loop {
+            let mut dropped = Vec::new();
+            let jobs = {
+                let mut state = self.state.lock();
+                state.wake_delayed(now);
+                let jobs = state.take(now, &mut dropped);
+                // Whoever is told may post what follows: until then nothing is idle.
+                state.in_flight += dropped.len();
+                jobs
+            };
+            let ended = dropped.len();
+            for mut job in dropped {
+                self.leave_lane(&job);
+                let failure = job.failure();
+                job.tell(Outcome::Failed(failure));
+            }
+            if ended > 0 {
+                self.state.lock().in_flight -= ended;
+                self.tell_if_idle();
+            }
+            if !jobs.is_empty() {
+                return Some(self.flight(jobs));
+            }
+            // What waited behind one that was dropped can go now.
+            if ended == 0 {
+                return None;
+            }
         }
-        if ended > 0 {
-            self.state.lock().in_flight -= ended;
-            self.tell_if_idle();
-        }
-        if jobs.is_empty() {
-            return None;
-        }
-        Some(self.flight(jobs))
     }
 
     /// One call, from its sending to its answer.

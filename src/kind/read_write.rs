@@ -219,7 +219,7 @@ impl Upgrade {
             token,
             remaining_ms,
             answered,
-            None,
+            reader.chain,
         );
         let claimed = match engine.ensure_open() {
             Ok(()) => writer.claim(&self.terms),
