@@ -37,10 +37,18 @@ fn what_was_found_once_stays_mended() {
         assert!(as_it_was, "seed {seed} is not what it was");
         judge(&plan, &run(&plan));
     }
+    for seed in FOUND_BY_KINDS {
+        let plan = Plan::of(seed, &BTreeSet::new());
+        assert!(!plan.two_sided.is_empty(), "seed {seed} is not what it was");
+        judge(&plan, &run(&plan));
+    }
 }
 
 /// docs/failure-modes.md has a row for each.
 const FOUND: [u64; 4] = [184_453, 382_133, 1_647_873, 1_765_835];
+
+/// The same with read/write locks among them.
+const FOUND_BY_KINDS: [u64; 3] = [58_947, 1_503_089, 1_529_360];
 
 /// Replays the seed in `LEASEHOLD_SEED`, and shows everything that happened; with the mistake in
 /// `LEASEHOLD_BUG`, if there is one.

@@ -38,6 +38,8 @@ struct Waiter {
     joined: usize,
     /// When the server heard of it last.
     heard: Duration,
+    /// It was always heard of in time. Else it may have been skipped, and have come back as the last.
+    sure: bool,
 }
 
 impl Waiter {
@@ -59,22 +61,33 @@ fn ran_in(
     let place = queue.iter().position(|waiter| waiter.hold == did.hold);
     match (did.verb, ran.answer) {
         (Done::Enqueue | Done::Beat, Answered::Queued(_)) => match place {
-            Some(place) => queue[place].heard = at,
+            Some(place) => {
+                let waiter = &mut queue[place];
+                waiter.sure &= waiter.is_alive(at);
+                waiter.heard = at;
+            }
             None => queue.push(Waiter {
                 hold: did.hold,
                 joined: index,
                 heard: at,
+                sure: true,
             }),
         },
         (Done::Enqueue | Done::Acquire, Answered::Granted(_)) if ran.change.is_some() => {
             let before = place.unwrap_or(queue.len());
             // A clock that was set forward ends beats early.
-            let overtaken = queue[..before].iter().find(|waiter| waiter.is_alive(at));
+            let of_place = |waiter: &&Waiter| waiter.sure && waiter.is_alive(at);
+            let sure = place.is_none_or(|place| queue[place].sure);
+            let overtaken = queue[..before].iter().find(of_place).filter(|_| sure);
             if let Some(waiter) = overtaken.filter(|_| conditions.clocks_sane) {
                 let what = format!("{} is granted before {}", did, Holder(waiter.hold));
                 verdict.broken(&[waiter.joined, index], what);
             }
-            queue.drain(..before + usize::from(place.is_some()));
+            if let (Some(place), false) = (place, sure) {
+                queue.remove(place);
+            } else {
+                queue.drain(..before + usize::from(place.is_some()));
+            }
         }
         (Done::Beat, Answered::Gone) => {
             if let Some(place) = place {
@@ -136,6 +149,10 @@ mod tests {
     fn who_left_or_is_not_heard_of_is_not_overtaken() {
         let left = two_wait().unchanged(0, Done::Release, 2, 0, Answered::Gone);
         assert_eq!(takes(left, 1, 3).caught_under(fair), [""; 0]);
+        // Heard of again when it may have been skipped, by whoever came first after all stood still.
+        let late = two_wait().at(6_400).unchanged(1, Done::Beat, 3, 0, QUEUED);
+        let late = late.unchanged(0, Done::Enqueue, 2, 1, QUEUED);
+        assert_eq!(takes(late, 1, 3).caught_under(fair), [""; 0]);
         let dead = two_wait().at(5_900).unchanged(1, Done::Beat, 3, 0, QUEUED);
         assert_eq!(takes(dead.at(6_001), 1, 3).caught_under(fair), [""; 0]);
     }

@@ -169,6 +169,11 @@ fn wake_ups(verdict: &mut Verdict<'_>, story: &Story<'_>, conditions: &Condition
                         (lock.free_since, lock.freed) = (at, Some(index));
                     }
                     lock.taken = *taken;
+                    // Those of one line come in one after the other.
+                    let enters = ran.did.kind == LockKind::Read && ran.change.is_some();
+                    if *side == LockKind::Read && enters {
+                        lock.free_since = at;
+                    }
                 }
             }
             What::Joined { kind, name, .. } => {
