@@ -102,13 +102,12 @@ impl Worker {
     ///
     /// # Panics
     ///
-    /// If none comes within 30 seconds.
+    /// If none comes within 30 seconds; in the long form, in which workers do more, within five minutes.
     pub async fn line(&mut self) -> Option<String> {
         loop {
-            let next = tokio::time::timeout(secs(30), self.lines.next_line()).await;
-            let line = next
-                .expect("no line from the worker within 30 s")
-                .unwrap()?;
+            let patience = super::scaled(secs(30), secs(300));
+            let next = tokio::time::timeout(patience, self.lines.next_line()).await;
+            let line = next.expect("no line from the worker in time").unwrap()?;
             if let Some((_, said)) = line.split_once(self.mark) {
                 return Some(said.to_owned());
             }

@@ -251,10 +251,17 @@ async fn subscriptions_are_counted_by_name_and_all_end() {
                             granted += 1;
                             // The subject: others wait meanwhile, and some of them give up.
                             tokio::time::sleep(ms(chance / 2)).await;
-                            assert_eq!(guard.release().await, ReleaseOutcome::Released);
+                            // So many at once may have to wait for their answers longer than a command timeout.
+                            let outcome = guard.release().await;
+                            assert!(
+                                matches!(
+                                    outcome,
+                                    ReleaseOutcome::Released | ReleaseOutcome::Unconfirmed { .. }
+                                ),
+                                "{outcome:?}"
+                            );
                         }
-                        // A busy machine may take longer to answer than one waits here.
-                        Err(Error::TimedOut { .. } | Error::Indeterminate { .. }) => {}
+                        Err(error) if error.is_retryable() => {}
                         Err(error) => panic!("{error:?}"),
                     }
                 }

@@ -29,7 +29,7 @@ const BUGS: [(Bug, u64); 39] = [
     (Bug::NestedNotCounted, 2050),
     (Bug::OfferRenewed, 0),
     (Bug::WakeWithoutCheck, 0),
-    (Bug::UnboundedSleep, 2200),
+    (Bug::UnboundedSleep, 0),
     (Bug::NestedCleanUpReleasesAll, 0),
     (Bug::LateGrantCounts, 850),
     (Bug::RenewalShortens, 0),
