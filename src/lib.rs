@@ -76,7 +76,7 @@ pub use client::{CloseReport, LockClient, LockClientBuilder, RedisSource};
 pub use config::PubSub;
 pub use context::LockContext;
 pub use error::{Error, Source};
-pub use fencing::FencingToken;
+pub use fencing::{Fence, FencingToken, NotAToken, Stale};
 pub use guard::{LockGuard, LossReason, ReleaseOutcome};
 pub use inspect::{Holder, Inspection, LockKind};
 pub use key::KeyScheme;

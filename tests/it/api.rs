@@ -5,8 +5,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use leasehold::{
-    CloseReport, Error, FencingToken, Holder, Inspection, KeyScheme, Lock, LockClient,
-    LockClientBuilder, LockContext, LockGuard, LossReason, PubSub, ReleaseOutcome,
+    CloseReport, Error, Fence, FencingToken, Holder, Inspection, KeyScheme, Lock, LockClient,
+    LockClientBuilder, LockContext, LockGuard, LossReason, NotAToken, PubSub, ReleaseOutcome,
+    Stale,
 };
 
 use crate::common::{self, secs};
@@ -38,6 +39,9 @@ fn guards_locks_and_contexts_go_anywhere() {
     goes_anywhere::<LossReason>();
     goes_anywhere::<ReleaseOutcome>();
     goes_anywhere::<FencingToken>();
+    goes_anywhere::<Fence>();
+    goes_anywhere::<NotAToken>();
+    goes_anywhere::<Stale>();
     goes_anywhere::<CloseReport>();
     goes_anywhere::<Inspection>();
     goes_anywhere::<Holder>();

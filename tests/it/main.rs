@@ -17,6 +17,7 @@ mod drops;
 mod events;
 mod exclusion;
 mod fair;
+mod fencing;
 mod grants;
 mod hand_off;
 mod harness;
