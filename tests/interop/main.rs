@@ -31,6 +31,7 @@ mod common;
 mod driver;
 mod ends;
 mod java;
+mod kinds;
 mod load;
 mod names;
 mod neighbours;
