@@ -170,6 +170,10 @@ impl Listener {
             if channel == END {
                 return told;
             }
+            // The second message of two to the same.
+            if channel.starts_with("redisson_rwlock") && text(&message[2]) == "0" {
+                continue;
+            }
             told.extend(all_channels().find(|one| KeyScheme::Redisson.channel(one) == channel));
         }
     }

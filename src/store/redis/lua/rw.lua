@@ -132,11 +132,19 @@ local function nest(hash, own, owner, count, lease_ms, base)
   return HELD, lengthen_field(hash, own, owner, field, lease_ms, base)
 end
 
+-- Says to everybody on `channel` that he may come in. In Redisson `1` wakes all who sleep, and is lost on one
+-- who has found the lock taken and does not sleep yet; `0` wakes one, or keeps the next from sleeping.
+local function tell_all(channel)
+  local heard = tell(channel, '1')
+  tell(channel, '0')
+  return heard
+end
+
 -- After a field was removed: forgets a lock that nobody holds any more, and lets readers in that the writer
 -- kept out. How many heard that they may try.
 --
--- The message is `1` in both cases, which wakes every waiter of Redisson's clients. Its own readers send
--- `0`, which wakes one in each process: if that is a reader, the others wait though they could go.
+-- Everybody is told in both cases. Redisson's own readers wake one in each process: if that is a reader, the
+-- others wait though they could go.
 local function settle(hash, base, channel)
   local mode, alive = call('HGET', hash, 'mode'), false
   if mode ~= 'read' and mode ~= 'write' then
@@ -160,5 +168,5 @@ local function settle(hash, base, channel)
   else
     call('DEL', hash)
   end
-  return tell(channel, '1')
+  return tell_all(channel)
 end

@@ -26,7 +26,7 @@ local function downgrade(hash, own, owner, count, lease_ms, channel)
   call('HSET', hash, 'mode', 'read', owner, count)
   call('PEXPIRE', hash, left)
   call('HDEL', hash, owner .. ':write')
-  tell(channel, '1')
+  tell_all(channel)
   return STILL_HELD, left
 end
 
