@@ -473,6 +473,10 @@ impl LockClientBuilder {
             ..server
         };
         let hosts = server.hosts();
+        let config = Config {
+            server: Some(server.identity()),
+            ..config
+        };
         let store = RedisStore::connect(server, &env, client);
         // Whatever happens to this future from here on, the client ends with its last handle.
         let built = LockClient::start(env, Arc::clone(&store) as Arc<dyn Store>, config, client);

@@ -82,6 +82,8 @@ pub(crate) struct Config {
     pub(crate) lease: Duration,
     pub(crate) max_hold: Option<Duration>,
     pub(crate) label: Option<String>,
+    /// The server as it was named, without credentials; `None` for one in this process.
+    pub(crate) server: Option<String>,
     pub(crate) scheme: KeyScheme,
     pub(crate) command_timeout: Duration,
     pub(crate) connect_timeout: Duration,
@@ -97,6 +99,7 @@ impl Default for Config {
             lease: DEFAULT_LEASE,
             max_hold: None,
             label: None,
+            server: None,
             scheme: KeyScheme::default(),
             command_timeout: DEFAULT_COMMAND_TIMEOUT,
             connect_timeout: DEFAULT_CONNECT_TIMEOUT,

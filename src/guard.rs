@@ -235,24 +235,8 @@ impl LockGuard {
     ///
     /// Dropping the future drops `work`; the guard stays as it is.
     pub async fn run<F: Future>(&self, work: F) -> Result<F::Output, Error> {
-        let mut lost = pin!(self.hold.until_lost());
-        let mut work = pin!(work);
-        poll_fn(|cx| {
-            // By the clock at each poll: a starved timer may not have fired yet.
-            if let Some(reason) = self.hold.loss_reason() {
-                return Poll::Ready(Err(self.lost_error(reason)));
-            }
-            if let Poll::Ready(reason) = lost.as_mut().poll(cx) {
-                return Poll::Ready(Err(self.lost_error(reason)));
-            }
-            let done = ready!(work.as_mut().poll(cx));
-            // Also after its last step, which may have been a long one.
-            Poll::Ready(match self.hold.loss_reason() {
-                Some(reason) => Err(self.lost_error(reason)),
-                None => Ok(done),
-            })
-        })
-        .await
+        let told = async { self.lost_error(self.hold.until_lost().await) };
+        run_while(|| self.ensure_held().err(), told, work).await
     }
 
     /// Asks the server whether it still has the hold: one round trip.
@@ -396,7 +380,7 @@ impl LockGuard {
         Some(left)
     }
 
-    fn lost_error(&self, reason: LossReason) -> Error {
+    pub(crate) fn lost_error(&self, reason: LossReason) -> Error {
         Error::Lost {
             name: self.hold.name.to_string(),
             reason,
@@ -444,6 +428,33 @@ impl fmt::Debug for LockGuard {
             .field("hold", &self.hold)
             .finish_non_exhaustive()
     }
+}
+
+/// Does `work`, but no longer than nothing is lost: by `lost`, which looks at the clock, and by `told`, which has a
+/// timer of its own.
+pub(crate) async fn run_while<F: Future>(
+    lost: impl Fn() -> Option<Error>,
+    told: impl Future<Output = Error>,
+    work: F,
+) -> Result<F::Output, Error> {
+    let mut told = pin!(told);
+    let mut work = pin!(work);
+    poll_fn(|cx| {
+        // By the clock at each poll: a starved timer may not have fired yet.
+        if let Some(error) = lost() {
+            return Poll::Ready(Err(error));
+        }
+        if let Poll::Ready(error) = told.as_mut().poll(cx) {
+            return Poll::Ready(Err(error));
+        }
+        let done = ready!(work.as_mut().poll(cx));
+        // Also after its last step, which may have been a long one.
+        Poll::Ready(match lost() {
+            Some(error) => Err(error),
+            None => Ok(done),
+        })
+    })
+    .await
 }
 
 /// Hands the outcome of a renewal to whoever asked for it, as long as the hold is held.

@@ -59,7 +59,7 @@ pub struct Lock {
 
 /// How long a caller will wait.
 #[derive(Clone, Copy, Debug)]
-enum Budget {
+pub(crate) enum Budget {
     Unlimited,
     Until(Instant),
     Once,
@@ -290,11 +290,35 @@ impl Lock {
         inspect::force_release(self.engine(), self.kind, &self.name).await
     }
 
-    fn engine(&self) -> &Arc<Engine> {
+    pub(crate) fn engine(&self) -> &Arc<Engine> {
         &self.handle.engine
     }
 
-    fn terms(&self) -> Result<Terms, Error> {
+    pub(crate) fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    pub(crate) fn shared_name(&self) -> &Arc<str> {
+        &self.name
+    }
+
+    /// Whether it and `other` are for the same flow of work.
+    pub(crate) fn is_of_flow_of(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.flow, &other.flow)
+    }
+
+    /// Asks for what a hold would have that was entered by this lock and by `other`: renewed if one of them is,
+    /// for the smaller `max_hold`.
+    pub(crate) fn join_settings(&mut self, other: &Self) {
+        self.lease = self
+            .lease
+            .zip(other.lease)
+            .map(|(one, other)| one.max(other));
+        let bound = |lock: &Self| lock.max_hold.or(lock.engine().config.max_hold);
+        self.max_hold = bound(self).into_iter().chain(bound(other)).min();
+    }
+
+    pub(crate) fn terms(&self) -> Result<Terms, Error> {
         validate_name(&self.name)?;
         let config = &self.engine().config;
         if let Some(lease) = self.lease {
@@ -310,7 +334,7 @@ impl Lock {
         })
     }
 
-    async fn enter(&self, budget: Budget) -> Result<Option<LockGuard>, Error> {
+    pub(crate) async fn enter(&self, budget: Budget) -> Result<Option<LockGuard>, Error> {
         let terms = self.terms()?;
         let engine = self.engine();
         let started = engine.now();
@@ -504,7 +528,7 @@ impl Lock {
         silent.unwrap_or_else(|| self.timed_out(engine.now() - started))
     }
 
-    fn timed_out(&self, waited: Duration) -> Error {
+    pub(crate) fn timed_out(&self, waited: Duration) -> Error {
         self.engine().timed_out(self.kind, &self.name, waited)
     }
 

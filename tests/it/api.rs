@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 
 use leasehold::{
     CloseReport, Error, Fence, FencingToken, Holder, Inspection, KeyScheme, Lock, LockClient,
-    LockClientBuilder, LockContext, LockGuard, LossReason, NotAToken, PubSub, ReleaseOutcome,
-    Stale,
+    LockClientBuilder, LockContext, LockGuard, LossReason, MultiGuard, MultiLock, MultiRelease,
+    NotAToken, PubSub, ReleaseOutcome, Stale,
 };
 
 use crate::common::{self, secs};
@@ -33,6 +33,9 @@ fn guards_locks_and_contexts_go_anywhere() {
     goes_anywhere::<LockGuard>();
     goes_anywhere::<Lock>();
     goes_anywhere::<LockContext>();
+    goes_anywhere::<MultiLock>();
+    goes_anywhere::<MultiGuard>();
+    goes_anywhere::<MultiRelease>();
     goes_anywhere::<LockClient>();
     goes_anywhere::<LockClientBuilder>();
     goes_anywhere::<Error>();
@@ -73,6 +76,17 @@ async fn futures_may_be_spawned_wherever_they_stand() {
     );
     assert!(may_move(client.force_release("a")).await.unwrap());
     drop(guard);
+    let mut multi = MultiLock::new([ctx.lock("a"), ctx.rw_lock("b").read()]);
+    let guard = may_move(multi.acquire()).await.unwrap();
+    may_move(guard.run(async {})).await.unwrap();
+    may_move(guard.confirm()).await.unwrap();
+    let _ = may_move(guard.release()).await;
+    let _ = may_move(multi.acquire_timeout(secs(1))).await.unwrap();
+    let _ = may_move(multi.try_acquire()).await.unwrap();
+    let work = multi.run(async |_| Ok::<_, Error>(()));
+    may_move(work).await.unwrap();
+    let work = multi.run_timeout(secs(1), async |_| Ok::<_, Error>(()));
+    may_move(work).await.unwrap();
     may_move(client.close(secs(1))).await;
 }
 

@@ -21,6 +21,7 @@ mod fencing;
 mod grants;
 mod hand_off;
 mod harness;
+mod multi;
 mod outage;
 mod read_write;
 mod reentrancy;

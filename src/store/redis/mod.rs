@@ -19,7 +19,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use fred::types::Value;
-use fred::types::config::Config as FredConfig;
+use fred::types::config::{Config as FredConfig, ServerConfig};
 use futures_util::future::{join_all, join4};
 use parking_lot::Mutex;
 use tokio::sync::{Mutex as AsyncMutex, oneshot, watch};
@@ -81,6 +81,19 @@ impl RedisConfig {
         let hosts = self.server.server.hosts();
         let hosts: Vec<_> = hosts.iter().map(ToString::to_string).collect();
         hosts.join(", ")
+    }
+
+    /// Which server this is, among all: the same for all who name it alike.
+    pub(crate) fn identity(&self) -> String {
+        let hosts = self.server.server.hosts();
+        let mut hosts: Vec<_> = hosts.iter().map(ToString::to_string).collect();
+        hosts.sort();
+        let service = match &self.server.server {
+            ServerConfig::Sentinel { service_name, .. } => service_name.as_str(),
+            _ => "",
+        };
+        let database = self.server.database.unwrap_or_default();
+        format!("{} {service:?} {database}", hosts.join(",").to_lowercase())
     }
 }
 
