@@ -734,6 +734,8 @@ impl Hold {
 
     /// It goes on under another owner id: for this one it is over. `false` if it had been lost before.
     pub(crate) fn upgraded(self: &Arc<Self>) -> bool {
+        // Its own end may have passed, and nobody has looked yet.
+        let _ = self.check(self.engine.now());
         let appointment = {
             let mut state = self.state.lock();
             if state.phase != Phase::Held {
