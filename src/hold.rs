@@ -722,6 +722,8 @@ impl Hold {
         lease: Duration,
         requester: Box<dyn Requester>,
     ) -> Job {
+        // No less than the reader believes in: without an answer it goes on believing.
+        let lease = self.state.lock().to_ask(lease, self.engine.now());
         let verb = Verb::Upgrade {
             from: self.owner,
             to,

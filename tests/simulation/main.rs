@@ -48,7 +48,7 @@ fn what_was_found_once_stays_mended() {
 const FOUND: [u64; 4] = [184_453, 382_133, 1_647_873, 1_765_835];
 
 /// The same with read/write locks among them.
-const FOUND_BY_KINDS: [u64; 4] = [58_947, 248_408, 1_503_089, 1_529_360];
+const FOUND_BY_KINDS: [u64; 5] = [58_947, 248_408, 1_503_089, 1_529_360, 1_688_856];
 
 /// Replays the seed in `LEASEHOLD_SEED`, and shows everything that happened; with the mistake in
 /// `LEASEHOLD_BUG`, if there is one.
