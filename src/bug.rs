@@ -66,6 +66,10 @@ pub enum Bug {
     BatchSpoilt,
     /// The waiters of one client pass a lock on among themselves for ever.
     EndlessChain,
+    /// Who gets a lock within a client has the token of who had it before.
+    PassKeepsToken,
+    /// Who gets a lock within a client believes in a lease of his own, of which the server was not told.
+    PassRenews,
     /// A reader's renewal lengthens the leases of all who read, also of those who are dead.
     RenewalOfAllReaders,
     /// Where writing ends and reading goes on nobody is told.

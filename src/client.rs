@@ -336,8 +336,10 @@ impl LockClientBuilder {
         server: &crate::testing::Server,
         env: SharedEnv,
         ppm: i64,
+        rush: Duration,
     ) -> Result<LockClient, Error> {
-        let config = self.checked()?;
+        let mut config = self.checked()?;
+        config.rush = rush;
         let client = client_id(&env);
         let store = server.join(&env, client, ppm, &config);
         Ok(LockClient::start(env, Arc::new(store), config, client))

@@ -38,6 +38,13 @@ pub(crate) const POLL_CAP: Duration = Duration::from_millis(250);
 pub(crate) const CHAIN_LENGTH: u32 = 256;
 pub(crate) const CHAIN_TIME: Duration = Duration::from_millis(100);
 
+/// Holds that last longer are handed on by the server each time: a request is not what they wait for.
+pub(crate) const RUSH: Duration = Duration::from_millis(1);
+
+/// How often a hold is passed on within its client between two words to the server, at most. Less than a
+/// request takes in microseconds: so tokens, which count these, do not run ahead of the server's clock.
+pub(crate) const MOST_PASSES: u64 = 31;
+
 /// How long the waiters of a client stand back at most once others were told that the lock is free.
 pub(crate) const STAND_BACK: Duration = Duration::from_millis(5);
 
@@ -91,6 +98,8 @@ pub(crate) struct Config {
     pub(crate) token_retention: Option<Duration>,
     pub(crate) replica_acks: u32,
     pub(crate) digest_names: bool,
+    /// [`RUSH`], or what a simulation says.
+    pub(crate) rush: Duration,
 }
 
 impl Default for Config {
@@ -107,6 +116,7 @@ impl Default for Config {
             token_retention: Some(DEFAULT_TOKEN_RETENTION),
             replica_acks: 0,
             digest_names: false,
+            rush: RUSH,
         }
     }
 }

@@ -496,6 +496,11 @@ impl Dispatcher {
         drop(sent);
     }
 
+    /// Whether no operation of an inner level of this hold is under way.
+    pub(crate) fn has_no_lane(&self, owner: OwnerId) -> bool {
+        !self.state.lock().lanes.contains_key(&owner)
+    }
+
     /// Whether nothing is posted that is not done.
     pub(crate) fn is_idle(&self) -> bool {
         self.state.lock().is_idle()

@@ -127,6 +127,7 @@ impl Engine {
         TokenRule {
             floor: self.floors.of(name),
             retention_ms: self.config.retention_ms(),
+            reserve: 0,
         }
     }
 

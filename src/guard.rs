@@ -74,7 +74,8 @@ impl std::error::Error for LossReason {}
 #[must_use = "a release can come too late: `Lost` and `Unconfirmed` say so"]
 #[non_exhaustive]
 pub enum ReleaseOutcome {
-    /// The lock is free.
+    /// The lock is free, or the next in line of this client has it. Where that one got it without a word to the
+    /// server, a loss that nobody had noticed yet is not told here either.
     Released,
     /// An inner level was left; the lock is still held.
     StillHeld {

@@ -7,6 +7,7 @@
 //! | `Offered` | not claimed, or too late | `Ended`, a release is posted |
 //! | `Held` | nested acquire, inner release | `Held` |
 //! | `Held` | last level left | `Releasing`, a release is posted |
+//! | `Held` | last level left, and passed on to the next within the client | `Ended`; the next one's is `Offered` |
 //! | `Held` | deadline, "gone", forced, `max_hold`, closed | `Lost`, for good |
 //! | `Releasing` | the release is answered or given up | `Ended` |
 //!
@@ -57,6 +58,11 @@ impl Terms {
     pub(crate) fn first_lease(&self) -> Duration {
         self.max_hold.map_or(self.lease, |max| self.lease.min(max))
     }
+
+    /// Whether a lease of which some has gone will do: it is renewed.
+    pub(crate) fn takes_over(&self) -> bool {
+        self.renewed && self.max_hold.is_none()
+    }
 }
 
 /// One outermost acquisition, until its end.
@@ -69,10 +75,16 @@ pub(crate) struct Hold {
     lease: Duration,
     /// The hand-offs by which it came here.
     pub(crate) chain: Option<Chain>,
+    /// Tokens after this one that are reserved for those who get the lock next within this client.
+    spare: u64,
+    /// It came from another hold of this client, of which the server was not told: owner id and lease are
+    /// the other's.
+    passed: bool,
     lost: CancellationToken,
     state: Mutex<State>,
 }
 
+#[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
 #[derive(Debug)]
 struct State {
     phase: Phase,
@@ -97,6 +109,8 @@ struct State {
     appointment: Option<Appointment>,
     /// Server time until which an unanswered attempt of the acquisition may still run.
     open_until_us: Option<u64>,
+    /// An operation that sets its count was not answered: a copy of it may still run.
+    stray: bool,
     side: Side,
 }
 
@@ -180,8 +194,9 @@ impl Hold {
         remaining_ms: u64,
         answered: &Answered,
         chain: Option<Chain>,
+        spare: u64,
     ) -> Arc<Self> {
-        engine.saw_token(name, token, answered.server_now_us);
+        engine.saw_token(name, token + spare, answered.server_now_us);
         engine.grant_begins();
         Arc::new(Self {
             engine: Arc::clone(engine),
@@ -191,6 +206,8 @@ impl Hold {
             token: FencingToken::new(token),
             lease,
             chain,
+            spare,
+            passed: false,
             lost: CancellationToken::new(),
             state: Mutex::new(State {
                 phase: Phase::Offered,
@@ -214,9 +231,78 @@ impl Hold {
                 asked: None,
                 appointment: None,
                 open_until_us: answered.open_until_us,
+                stray: false,
                 side: Side::Own,
             }),
         })
+    }
+
+    /// Whether the next in line within this client may have it without a word to the server, once its last
+    /// level was left: by its lease, which goes on, and its tokens. Nothing may be under way that tells of it.
+    pub(crate) fn may_be_passed(&self) -> bool {
+        let half = later(self.engine.now(), self.lease / 2);
+        let state = self.state.lock();
+        let settled = state.asked.is_none() && !state.stray && state.open_until_us.is_none();
+        let due = state.phase == Phase::Releasing && half < state.term.deadline;
+        self.spare > 0 && settled && due && self.engine.dispatcher.has_no_lane(self.owner)
+    }
+
+    /// The hold of who gets it next: the same to the server, with the next token and what is left of the
+    /// lease. This one has ended.
+    pub(crate) fn passed_on(&self, chain: Chain) -> Arc<Self> {
+        self.engine.grant_begins();
+        let now = self.engine.now();
+        let (mut term, forced) = {
+            let mut state = self.state.lock();
+            state.phase = Phase::Ended;
+            (state.term, state.forced)
+        };
+        if seeded(Bug::PassRenews) {
+            term = Term::confirmed(now, millis(self.lease));
+        }
+        Arc::new(Self {
+            engine: Arc::clone(&self.engine),
+            kind: self.kind,
+            name: Arc::clone(&self.name),
+            owner: self.owner,
+            token: FencingToken::new(
+                u64::from(self.token) + u64::from(!seeded(Bug::PassKeepsToken)),
+            ),
+            lease: self.lease,
+            chain: Some(chain),
+            spare: self.spare - 1,
+            passed: true,
+            lost: CancellationToken::new(),
+            state: Mutex::new(State {
+                phase: Phase::Offered,
+                levels: Vec::with_capacity(1),
+                next_level: 0,
+                term,
+                since: now,
+                renew_at: None,
+                late_at: None,
+                told_late: false,
+                forced,
+                offers: 0,
+                renewing: false,
+                asked: None,
+                appointment: None,
+                open_until_us: None,
+                stray: false,
+                side: Side::Own,
+            }),
+        })
+    }
+
+    /// Whether somebody with these terms may have it.
+    pub(crate) fn suits(&self, terms: &Terms) -> bool {
+        // What was passed on has less left than a whole lease.
+        terms.first_lease() == self.lease && (!self.passed || terms.takes_over())
+    }
+
+    /// How long it has been held.
+    pub(crate) fn held_for(&self, now: Instant) -> Duration {
+        now.saturating_duration_since(self.state.lock().since)
     }
 
     /// Whether enough is left for somebody to begin with it.
@@ -498,9 +584,6 @@ impl Hold {
                 if let Some(appointment) = appointment {
                     self.engine.watchdog.cancel(appointment);
                 }
-                self.engine
-                    .store
-                    .believes(Belief::Left { owner: self.owner });
                 self.engine.queues.pass_on(self, reply);
                 self.engine.grant_ends();
                 Left::Last
@@ -548,8 +631,23 @@ impl Hold {
             }
             state.phase = Phase::Releasing;
         }
+        if self.passed {
+            self.is_left();
+        }
         self.post_release(None);
         self.engine.grant_ends();
+    }
+
+    /// Nobody believes in it any more, and a release or a hand-off is about to be posted.
+    pub(crate) fn is_left(&self) {
+        let owner = self.owner;
+        self.engine.store.believes(Belief::Left { owner });
+    }
+
+    /// Nobody believes in it, and somebody else of this client may.
+    pub(crate) fn is_passed(&self) {
+        let owner = self.owner;
+        self.engine.store.believes(Belief::Passed { owner });
     }
 
     /// This client is about to remove it by force, or did not.
@@ -1121,7 +1219,7 @@ impl Requester for InnerRelease {
                 }
             }
             // The depth is ours; the next renewal puts the server's count right.
-            Outcome::Answered(_) | Outcome::Failed(_) => {}
+            Outcome::Answered(_) | Outcome::Failed(_) => self.hold.state.lock().stray = true,
         }
         if let Some(reply) = self.reply {
             let _ = reply.send(told);
@@ -1378,6 +1476,7 @@ mod tests {
                     asked: None,
                     appointment: None,
                     open_until_us: None,
+                    stray: false,
                     side: Side::Own,
                 };
                 (state, later(since, now))

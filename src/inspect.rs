@@ -11,6 +11,7 @@ use crate::env::{later, until};
 use crate::error::Error;
 use crate::fencing::FencingToken;
 use crate::guard::{Asked, LossReason};
+use crate::hold::Hold;
 use crate::key::validate_name;
 use crate::kind::Kind;
 use crate::lock::refused;
@@ -54,7 +55,9 @@ pub struct Inspection {
     pub holder: Option<Holder>,
     /// All who hold it: several only where they read.
     pub holders: Vec<Holder>,
-    /// The token of the newest hold, present or past; `None` when there is no counter.
+    /// The token of the newest hold, present or past; `None` when there is no counter. Where a lock goes from hand
+    /// to hand within another client in less than a millisecond, some more are given away with it: then it is the
+    /// last of those, and may be up to 31 ahead of the holder's.
     pub token: Option<FencingToken>,
     /// Processes that wait for a message of its release; for a fair lock, those who stand in its queue.
     pub waiting: Option<u64>,
@@ -85,6 +88,15 @@ pub(crate) async fn inspect(
     name: &Arc<str>,
 ) -> Result<Inspection, Error> {
     let snapshot = look(engine, kind, name, "inspect").await?;
+    let token = snapshot.token.map(FencingToken::new);
+    // The counter may be ahead: by tokens that are given away already, to those behind an own holder.
+    let token = engine.own_hold(kind, name).map_or(token, |own| {
+        let seen = snapshot
+            .holders
+            .iter()
+            .any(|(owner, _)| *owner == own.owner.to_string());
+        if seen { Some(own.token) } else { token }
+    });
     let info = snapshot.holder_info;
     let writes = snapshot.mode.as_deref() == Some("write");
     let mut holders: Vec<_> = snapshot
@@ -116,9 +128,15 @@ pub(crate) async fn inspect(
         },
         holder: holders.first().cloned(),
         holders,
-        token: snapshot.token.map(FencingToken::new),
+        token,
         waiting: snapshot.waiting,
     })
+}
+
+/// This client's hold of that owner id, if somebody believes in it.
+fn own_hold(engine: &Arc<Engine>, id: &str) -> Option<Arc<Hold>> {
+    let own = engine.watchdog.holds().into_iter();
+    own.into_iter().find(|hold| hold.owner.to_string() == id)
 }
 
 /// Looks who holds `name`, then removes that owner only; `false` when it was free or changed hands.
@@ -138,9 +156,8 @@ pub(crate) async fn force_release(
                 owner: owner.clone(),
             },
         };
-        let own = engine.watchdog.holds().into_iter();
         let id = owner.strip_suffix(WRITES).unwrap_or(&owner);
-        let own = own.into_iter().find(|hold| hold.owner.to_string() == id);
+        let own = own_hold(engine, id);
         if let Some(hold) = &own {
             hold.expect_force(true);
         }
@@ -169,7 +186,8 @@ pub(crate) async fn force_release(
                     if answer == Answer::Removed || unanswered_since.is_some() =>
                 {
                     removed = true;
-                    if let Some(hold) = &own {
+                    // Meanwhile it may have gone on to somebody else of this client.
+                    for hold in own.into_iter().chain(own_hold(engine, id)) {
                         hold.lose(LossReason::Forced);
                     }
                     engine.queues.freed(kind, name, 0);

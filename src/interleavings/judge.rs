@@ -12,6 +12,8 @@ pub(super) struct Judge {
     believed: BTreeMap<OwnerId, Instant>,
     /// Those that were, and are not any more.
     ended: BTreeSet<OwnerId>,
+    /// Those that their holder has left, and that somebody else of the same client may claim.
+    passed: BTreeSet<OwnerId>,
     token: u64,
     /// Everybody who asked for the lock, and final releases for each that were run.
     asked: BTreeMap<OwnerId, usize>,
@@ -63,6 +65,7 @@ impl Judge {
                 let late = deadline <= now;
                 assert!(late || self.token < token, "a token is not greater");
                 self.token = self.token.max(token);
+                self.passed.remove(&owner);
                 self.believed.insert(owner, deadline);
             }
             Belief::Prolonged { owner, deadline } => {
@@ -72,9 +75,17 @@ impl Judge {
                     *until = deadline;
                 }
             }
-            Belief::Lost { owner, .. } | Belief::Left { owner } => {
+            Belief::Passed { owner } => {
                 assert!(
                     self.believed.remove(&owner).is_some(),
+                    "passed on, but not held"
+                );
+                self.passed.insert(owner);
+            }
+            Belief::Lost { owner, .. } | Belief::Left { owner } => {
+                let passed = self.passed.remove(&owner);
+                assert!(
+                    self.believed.remove(&owner).is_some() || passed,
                     "ended, but not held"
                 );
                 self.ended.insert(owner);

@@ -220,6 +220,7 @@ impl Upgrade {
             remaining_ms,
             answered,
             reader.chain,
+            0,
         );
         let claimed = match engine.ensure_open() {
             Ok(()) => writer.claim(&self.terms),

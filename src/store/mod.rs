@@ -144,6 +144,9 @@ pub(crate) struct TokenRule {
     /// How long the counter is kept after its last use, in milliseconds; `None` is for ever. A
     /// counter found without expiry keeps none.
     pub(crate) retention_ms: Option<u64>,
+    /// How many tokens after the granted one are given away with it: for those who get the lock next within this
+    /// client. A hand-off has some.
+    pub(crate) reserve: u64,
 }
 
 /// What the store found or did.
@@ -325,6 +328,10 @@ pub(crate) enum Belief<'a> {
     },
     /// Its last level was left.
     Left {
+        owner: OwnerId,
+    },
+    /// Its last level was left, and it goes on under this owner id: somebody else of this client may claim it.
+    Passed {
         owner: OwnerId,
     },
     /// Somebody stands in line.

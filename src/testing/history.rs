@@ -94,6 +94,11 @@ pub enum What {
         /// The hold.
         hold: HoldId,
     },
+    /// The holder has left the last level, and the next of the same client may have it: nothing is posted.
+    Passed {
+        /// The hold, which goes on.
+        hold: HoldId,
+    },
     /// Somebody took a place in the line of a client.
     Joined {
         /// Which client.
@@ -380,6 +385,7 @@ impl fmt::Display for Record {
                 write!(f, "            {} is LOST: {reason}", Holder(*hold))
             }
             What::Left { hold } => write!(f, "            {} is left", Holder(*hold)),
+            What::Passed { hold } => write!(f, "            {} is passed on", Holder(*hold)),
             What::Joined {
                 client,
                 kind,

@@ -437,6 +437,7 @@ impl Net {
                     reason,
                 },
                 Belief::Left { owner } => What::Left { hold: owner.hold },
+                Belief::Passed { owner } => What::Passed { hold: owner.hold },
                 Belief::Joined { kind, name, place } => What::Joined {
                     kind: kind.into(),
                     client,

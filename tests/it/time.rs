@@ -147,8 +147,10 @@ async fn stopped_worker() {
     let guard = std::sync::Arc::new(client.lock(name).acquire().await.unwrap());
     let looked_at = std::sync::Arc::clone(&guard);
     // Its own thread: the first look after the stop is by nobody's leave.
+    let (began, looks) = tokio::sync::oneshot::channel();
     let looker = std::thread::spawn(move || {
         let mut last = Instant::now();
+        let _ = began.send(());
         loop {
             let held = looked_at.is_held();
             let now = Instant::now();
@@ -163,6 +165,7 @@ async fn stopped_worker() {
             std::thread::sleep(Duration::from_micros(200));
         }
     });
+    looks.await.unwrap();
     me.say("held");
     let work = guard.run(async {
         let mut last = Instant::now();

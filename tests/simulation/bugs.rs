@@ -10,7 +10,7 @@ use crate::run::run;
 
 /// The mistakes, and a seed near which each is found. `LEASEHOLD_BUGS=100000` looks from seed 0 on, that
 /// far, and prints what docs/testing.md has in its table.
-const BUGS: [(Bug, u64); 39] = [
+const BUGS: [(Bug, u64); 41] = [
     (Bug::CountByIncrement, 0),
     (Bug::ReleaseWithoutOwnerCheck, 0),
     (Bug::RenewalThatCreates, 0),
@@ -38,6 +38,8 @@ const BUGS: [(Bug, u64); 39] = [
     (Bug::HandOffCreates, 0),
     (Bug::BatchSpoilt, 700),
     (Bug::EndlessChain, 0),
+    (Bug::PassKeepsToken, 0),
+    (Bug::PassRenews, 0),
     (Bug::RenewalOfAllReaders, 0),
     (Bug::DowngradeTellsNobody, 350),
     (Bug::LateReleaseAfterDowngrade, 0),

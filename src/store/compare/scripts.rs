@@ -366,6 +366,7 @@ fn enqueue(id: u64) -> Verb {
         token: TokenRule {
             floor: 0,
             retention_ms: Some(3_600_000),
+            reserve: 0,
         },
         stay: STAY,
     }
@@ -391,6 +392,7 @@ fn acquire(id: u64, count: u32) -> Verb {
         token: TokenRule {
             floor: 0,
             retention_ms: Some(3_600_000),
+            reserve: 0,
         },
     }
 }
@@ -411,6 +413,7 @@ fn hand_off(from: u64, to: u64) -> Verb {
         token: TokenRule {
             floor: 0,
             retention_ms: Some(3_600_000),
+            reserve: 0,
         },
     }
 }

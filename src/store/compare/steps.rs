@@ -97,6 +97,17 @@ fn ends() -> impl Strategy<Value = i64> {
     prop_oneof![8 => Just(1_000_000), 1 => Just(0), 1 => Just(-1), 1 => Just(-60_000_000)]
 }
 
+/// How tokens are made, with so many set aside.
+fn token_rules(reserves: std::ops::Range<u64>) -> impl Strategy<Value = TokenRule> {
+    let floors = select(vec![0, 5, EPOCH_US + 7_000_000, TOKEN_END - 5_000_000_000]);
+    let retentions = select(vec![None, Some(1_000_u64), Some(200_000), Some(3_600_000)]);
+    (floors, retentions, reserves).prop_map(|(floor, retention_ms, reserve)| TokenRule {
+        floor,
+        retention_ms,
+        reserve,
+    })
+}
+
 /// Ops of one verb: one to four, sometimes as many as the dispatcher sends in one call; sometimes
 /// each of them twice.
 fn any_ops(kind: Kind) -> impl Strategy<Value = Vec<Op>> {
@@ -113,17 +124,12 @@ fn any_ops(kind: Kind) -> impl Strategy<Value = Vec<Op>> {
     };
     let counts = || prop_oneof![4 => Just(1_u32), 2 => 2..5_u32];
     let leases = || select(vec![60_000_u64, 120_000, 300_000]);
-    let floors = || select(vec![0, 5, EPOCH_US + 7_000_000, TOKEN_END - 5_000_000_000]);
-    let retentions = || select(vec![None, Some(1_000_u64), Some(200_000), Some(3_600_000)]);
-    let acquire = (0..OWNERS, counts(), leases(), floors(), retentions());
-    let acquire = acquire.prop_map(|(id, count, lease_ms, floor, retention_ms)| Verb::Acquire {
+    let acquire = (0..OWNERS, counts(), leases(), token_rules(0..1));
+    let acquire = acquire.prop_map(|(id, count, lease_ms, token)| Verb::Acquire {
         owner: owner(id),
         count,
         lease_ms,
-        token: TokenRule {
-            floor,
-            retention_ms,
-        },
+        token,
     });
     let release = (0..OWNERS, 0..4_u32, prop::option::of(0..OWNERS));
     let release = release.prop_map(|(id, count, also)| Verb::Release {
@@ -136,15 +142,12 @@ fn any_ops(kind: Kind) -> impl Strategy<Value = Vec<Op>> {
         count,
         lease_ms,
     });
-    let hand_off = (0..OWNERS, 0..OWNERS, leases(), floors(), retentions());
-    let hand_off = hand_off.prop_map(|(from, to, lease_ms, floor, retention_ms)| Verb::HandOff {
+    let hand_off = (0..OWNERS, 0..OWNERS, leases(), token_rules(0..40));
+    let hand_off = hand_off.prop_map(|(from, to, lease_ms, token)| Verb::HandOff {
         from: owner(from),
         to: owner(to),
         lease_ms,
-        token: TokenRule {
-            floor,
-            retention_ms,
-        },
+        token,
     });
     let force = any_field().prop_map(|owner| Verb::ForceRelease { owner });
     let downgrade = (0..OWNERS, counts(), leases());
@@ -153,15 +156,12 @@ fn any_ops(kind: Kind) -> impl Strategy<Value = Vec<Op>> {
         count,
         lease_ms,
     });
-    let upgrade = (0..OWNERS, 0..OWNERS, leases(), floors(), retentions());
-    let upgrade = upgrade.prop_map(|(from, to, lease_ms, floor, retention_ms)| Verb::Upgrade {
+    let upgrade = (0..OWNERS, 0..OWNERS, leases(), token_rules(0..1));
+    let upgrade = upgrade.prop_map(|(from, to, lease_ms, token)| Verb::Upgrade {
         from: owner(from),
         to: owner(to),
         lease_ms,
-        token: TokenRule {
-            floor,
-            retention_ms,
-        },
+        token,
     });
     let stays = || {
         (
@@ -170,13 +170,13 @@ fn any_ops(kind: Kind) -> impl Strategy<Value = Vec<Op>> {
         )
             .prop_map(|(beat_ms, wait_ms)| Stay { beat_ms, wait_ms })
     };
-    let enqueue = (0..OWNERS, leases(), floors(), stays());
-    let enqueue = enqueue.prop_map(|(id, lease_ms, floor, stay)| Verb::Enqueue {
+    let enqueue = (0..OWNERS, leases(), token_rules(0..1), stays());
+    let enqueue = enqueue.prop_map(|(id, lease_ms, token, stay)| Verb::Enqueue {
         owner: owner(id),
         lease_ms,
         token: TokenRule {
-            floor,
             retention_ms: Some(200_000),
+            ..token
         },
         stay,
     });

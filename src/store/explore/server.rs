@@ -225,6 +225,7 @@ impl Table {
             token: TokenRule {
                 floor: self.floor_us(question.floor),
                 retention_ms: None,
+                reserve: 0,
             },
         };
         let release = |count| Verb::Release {

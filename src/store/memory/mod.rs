@@ -388,6 +388,7 @@ mod tests {
             token: TokenRule {
                 floor: 0,
                 retention_ms: Some(2000),
+                reserve: 0,
             },
         }
     }

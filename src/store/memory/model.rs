@@ -267,7 +267,10 @@ fn already_granted(
     let last = last_token(state, name)?;
     let expires_ms = state.keys.get(name).and_then(|key| key.expires_ms);
     Ok(Answer::Granted {
-        token: last.unwrap_or_else(|| now.us.max(rule.floor.saturating_add(1))),
+        token: last.map_or_else(
+            || now.us.max(rule.floor.saturating_add(1)),
+            |last| last.saturating_sub(rule.reserve),
+        ),
         remaining_ms: now.left(expires_ms).unwrap_or(lease_ms),
     })
 }
@@ -309,7 +312,8 @@ fn next_token(
     if seeded(Bug::BareCounter) {
         token = last.unwrap_or(0) + 1;
     }
-    if token >= TOKEN_END {
+    let greatest = token.saturating_add(rule.reserve);
+    if greatest >= TOKEN_END {
         return Err(conflict(NO_COUNTER));
     }
     let kept_for_ever = state
@@ -327,7 +331,7 @@ fn next_token(
         }
         _ => None,
     };
-    state.put_counter(name, token.to_string(), expires_ms);
+    state.put_counter(name, greatest.to_string(), expires_ms);
     Ok(token)
 }
 

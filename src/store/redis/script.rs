@@ -205,6 +205,7 @@ fn encode_op(scheme: &KeyScheme, op: &Op, keys: &mut Vec<String>, args: &mut Vec
             let field = |owner: &OwnerId| if rw { writer(owner) } else { owner.to_string() };
             args.extend([field(from), field(to), lease_ms.to_string()]);
             args.extend(token_args(token));
+            args.push(token.reserve.to_string());
         }
         Verb::Downgrade {
             owner,

@@ -367,6 +367,7 @@ fn acquire(name: &str) -> Op {
             token: TokenRule {
                 floor: 0,
                 retention_ms: Some(60_000),
+                reserve: 0,
             },
         },
     }

@@ -20,7 +20,10 @@ pub fn check(story: &Story<'_>, _: &Conditions) -> Vec<Violation> {
                     verdict.broken(&[index], format!("{} was over when claimed", Holder(*hold)));
                 }
                 let claimed = State::Held { index, until };
-                if let Some(before) = states.insert(*hold, claimed) {
+                let before = states.insert(*hold, claimed);
+                if let Some(before) =
+                    before.filter(|before| !matches!(before, State::Passed { .. }))
+                {
                     verdict.broken(&[before.index(), index], claimed_again(*hold));
                 }
             }
@@ -35,15 +38,24 @@ pub fn check(story: &Story<'_>, _: &Conditions) -> Vec<Violation> {
                     }
                     (*since, *told) = (index, *until);
                 }
-                Some(State::Over { index: since }) => {
+                Some(State::Over { index: since } | State::Passed { index: since }) => {
                     let what = format!("{} was over, and is not", Holder(*hold));
                     verdict.broken(&[*since, index], what);
                 }
                 None => verdict.broken(&[index], format!("{} was never claimed", Holder(*hold))),
             },
+            What::Passed { hold } => match states.insert(*hold, State::Passed { index }) {
+                Some(State::Held { .. }) => {}
+                _ => verdict.broken(&[index], format!("{} was not held", Holder(*hold))),
+            },
             What::Lost { hold, .. } | What::Left { hold } => {
                 match states.insert(*hold, State::Over { index }) {
                     Some(State::Held { .. }) => {}
+                    // Nobody claimed it.
+                    Some(State::Passed { .. }) if matches!(what, What::Left { .. }) => {}
+                    Some(State::Passed { .. }) => {
+                        verdict.broken(&[index], format!("{} was nobody's to lose", Holder(*hold)));
+                    }
                     Some(State::Over { index: since }) => {
                         verdict.broken(&[since, index], format!("{} ends twice", Holder(*hold)));
                     }
@@ -60,14 +72,23 @@ pub fn check(story: &Story<'_>, _: &Conditions) -> Vec<Violation> {
 
 #[derive(Clone, Copy)]
 enum State {
-    Held { index: usize, until: Duration },
-    Over { index: usize },
+    Held {
+        index: usize,
+        until: Duration,
+    },
+    Over {
+        index: usize,
+    },
+    /// Left by one, and not claimed by the next.
+    Passed {
+        index: usize,
+    },
 }
 
 impl State {
     fn index(self) -> usize {
         match self {
-            Self::Held { index, .. } | Self::Over { index } => index,
+            Self::Held { index, .. } | Self::Over { index } | Self::Passed { index } => index,
         }
     }
 }
@@ -149,5 +170,23 @@ mod tests {
             .left(1)
             .released(0, 1);
         assert_eq!(tale.caught(), ["belief"]);
+    }
+
+    /// Within one client the next may have it, once the one before has left it.
+    #[test]
+    fn a_hold_that_is_passed_on_is_claimed_by_one_who_still_has_it() {
+        let passed = |tale: Tale| {
+            tale.passed(1)
+                .claimed_as(0, 1, 990, 2)
+                .left(1)
+                .released(0, 1)
+        };
+        let claimed = || Tale::new().granted_as(0, 1, 1).claimed_as(0, 1, 990, 1);
+        assert_eq!(passed(claimed()).caught(), [""; 0]);
+        assert_eq!(claimed().passed(1).left(1).released(0, 1).caught(), [""; 0]);
+        let twice = passed(claimed().passed(1));
+        assert!(twice.caught().contains(&"belief"));
+        let lost = claimed().passed(1).lost(1, LossReason::DeadlinePassed);
+        assert!(lost.caught_under(rough).contains(&"belief"));
     }
 }

@@ -16,6 +16,19 @@ pub fn check(story: &Story<'_>, conditions: &Conditions) -> Vec<Violation> {
     for (index, at, what) in story.iter() {
         let ran = match what {
             What::Ran(ran) => ran,
+            What::Passed { hold } => {
+                let hold = &story.holds[hold];
+                if let Some((name, claim)) = hold.name.as_ref().zip(hold.claim) {
+                    let chain = chains.entry(name).or_insert(Chain::begun(at, index));
+                    if chain.is_too_long(at, conditions) {
+                        let what =
+                            format!("{name} stays with client {} for too long", claim.client);
+                        verdict.broken(&[chain.index, index], what);
+                        chains.remove(name);
+                    }
+                }
+                continue;
+            }
             What::Vanished { name, .. } => {
                 chains.remove(name);
                 continue;
@@ -36,14 +49,8 @@ pub fn check(story: &Story<'_>, conditions: &Conditions) -> Vec<Violation> {
             }
             continue;
         }
-        let chain = chains.entry(name).or_insert(Chain {
-            began: at,
-            index,
-            length: 0,
-        });
-        chain.length += 1;
-        let long = conditions.quiet && at > chain.began + LASTS + conditions.slack;
-        if long || chain.length > LENGTH {
+        let chain = chains.entry(name).or_insert(Chain::begun(at, index));
+        if chain.is_too_long(at, conditions) {
             let what = format!("{name} stays with client {} for too long", ran.client);
             verdict.broken(&[chain.index, index], what);
             chains.remove(name);
@@ -56,6 +63,23 @@ struct Chain {
     began: Duration,
     index: usize,
     length: u32,
+}
+
+impl Chain {
+    fn begun(at: Duration, index: usize) -> Self {
+        Self {
+            began: at,
+            index,
+            length: 0,
+        }
+    }
+
+    /// With one turn more.
+    fn is_too_long(&mut self, at: Duration, conditions: &Conditions) -> bool {
+        self.length += 1;
+        let long = conditions.quiet && at > self.began + LASTS + conditions.slack;
+        long || self.length > LENGTH
+    }
 }
 
 /// The crate's own bounds, the time with room for a request on its way.
@@ -97,5 +121,19 @@ mod tests {
             tale = tale.at(102 + 10 * step).hand_off(0, 20 + step, 21 + step);
         }
         assert!(tale.caught().iter().all(|who| *who != "chains"));
+    }
+
+    /// Whatever the server is told of it.
+    #[test]
+    fn a_chain_of_which_the_server_does_not_hear_is_caught() {
+        let passed = |until_ms: u64| {
+            let mut tale = Tale::new().granted(0, 1);
+            for step in 0..until_ms / 10 {
+                tale = tale.at(10 * step).claimed_as(0, 1, 990, step + 1).passed(1);
+            }
+            tale
+        };
+        assert!(passed(140).caught().iter().all(|who| *who != "chains"));
+        assert!(passed(300).caught().contains(&"chains"));
     }
 }

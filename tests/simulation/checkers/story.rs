@@ -352,8 +352,13 @@ impl Reader {
         let of_it = |owner: HoldId| plain || owner == did.hold;
         let end = lock.owners.get(&did.hold).copied();
         let absurd = end.is_some_and(|end| at < end);
-        // Of a beat it speaks of the place in the queue, not of the hold.
-        let gone = ran.answer == Answered::Gone && did.verb != Done::Beat;
+        // Of a beat it speaks of the place in the queue, not of the hold; and a copy of what made a writer finds
+        // none once it goes on as a reader.
+        let reads_on = matches!(did.verb, Done::HandOff | Done::Upgrade)
+            && holds
+                .get(&did.hold)
+                .is_some_and(|hold| hold.shared_from.is_some());
+        let gone = ran.answer == Answered::Gone && did.verb != Done::Beat && !reads_on;
         if gone {
             // Clocks may differ by 0.5 %, and a lease lasts until its millisecond is over.
             let hold = holds.entry(did.hold).or_default();

@@ -265,6 +265,10 @@ impl Tale {
         self.push(What::Lost { hold, reason })
     }
 
+    pub fn passed(self, hold: HoldId) -> Self {
+        self.push(What::Passed { hold })
+    }
+
     pub fn left(self, hold: HoldId) -> Self {
         self.push(What::Left { hold })
     }

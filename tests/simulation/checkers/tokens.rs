@@ -1,6 +1,6 @@
 //! S2: each hold that the server grants gets a token greater than all before; a hold keeps its own.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use leasehold::LockKind;
@@ -18,6 +18,9 @@ pub fn check(story: &Story<'_>, conditions: &Conditions) -> Vec<Violation> {
     // hold anew that was removed by force.
     let mut greatest: BTreeMap<&Arc<str>, Given> = BTreeMap::new();
     let mut told: BTreeMap<HoldId, Vec<(u64, usize)>> = BTreeMap::new();
+    // The token each was claimed with last; which of them were passed on since.
+    let mut claimed: BTreeMap<HoldId, (u64, usize)> = BTreeMap::new();
+    let mut passed = BTreeSet::new();
     for (index, _, what) in story.iter() {
         match what {
             What::Ran(ran) => {
@@ -60,7 +63,24 @@ pub fn check(story: &Story<'_>, conditions: &Conditions) -> Vec<Violation> {
                 }
                 told.entry(hold).or_default().push((token, index));
             }
-            What::Claimed { hold, token, .. } => {
+            What::Passed { hold } => {
+                passed.insert(*hold);
+            }
+            What::Claimed {
+                hold, token, name, ..
+            } => {
+                let before = claimed.insert(*hold, (*token, index));
+                // Whoever has it from another of the same client has the next of the tokens given with it.
+                if let Some(before) = before.filter(|_| passed.remove(hold)) {
+                    if *token != before.0 + 1 {
+                        let what = format!("token {token} of {} after {}", Holder(*hold), before.0);
+                        verdict.broken(&[before.1, index], what);
+                    }
+                    if let Some(greatest) = greatest.get_mut(name) {
+                        greatest.token = greatest.token.max(*token);
+                    }
+                    continue;
+                }
                 let told = told.get(hold).map(Vec::as_slice).unwrap_or_default();
                 if told.iter().all(|(granted, _)| granted != token) {
                     let records: Vec<_> = told.iter().map(|(_, at)| *at).chain([index]).collect();
@@ -194,5 +214,28 @@ mod tests {
             .left(1)
             .released(0, 1);
         assert_eq!(tale.caught(), ["tokens"]);
+    }
+
+    /// Within one client the lock goes on with a token for each, of those that were given with it.
+    #[test]
+    fn a_token_of_the_one_before_is_caught() {
+        let passed = |token, next| {
+            Tale::new()
+                .granted_as(0, 1, 7)
+                .claimed_as(0, 1, 990, 7)
+                .passed(1)
+                .claimed_as(0, 1, 990, token)
+                .left(1)
+                .released(0, 1)
+                .granted_as(1, 2, next)
+                .claimed_as(1, 2, 990, next)
+                .left(2)
+                .released(1, 2)
+        };
+        assert_eq!(passed(8, 9).caught(), [""; 0]);
+        assert_eq!(passed(7, 9).caught(), ["tokens"]);
+        assert_eq!(passed(9, 10).caught(), ["tokens"]);
+        // The server did not know that it was given away.
+        assert_eq!(passed(8, 8).caught(), ["tokens"]);
     }
 }

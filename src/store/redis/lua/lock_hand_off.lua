@@ -2,7 +2,8 @@
 --
 -- KEYS      per op: lock hash (field: owner id, value: hold count), token counter
 -- ARGV      attempt, deadline, then per op: owner id that has it, owner id that gets it, lease in ms,
---           greatest token the client knows, retention of the counter in ms (0: for ever)
+--           greatest token the client knows, retention of the counter in ms (0: for ever),
+--           how many tokens after the granted one are reserved for who gets it next in the same process
 --
 -- Returns   GRANTED token, left  passed on now or by an earlier copy of this op
 --           GONE 0 or 1          neither has it: nothing was made; what is there instead
@@ -10,9 +11,9 @@
 -- Writes    SET of the counter, PEXPIRE, HSET, HDEL; no message, as the lock was never free
 -- Repeat    safe: a copy finds the new owner and changes nothing (it writes the same deadline again)
 
-local function hand_off(hash, counter, from, to, lease_ms, floor, retention_ms)
+local function hand_off(hash, counter, from, to, lease_ms, floor, retention_ms, reserve)
   if of_owner('HEXISTS', hash, to) == 1 then
-    return granted_before(hash, counter, call('PTTL', hash), lease_ms, floor)
+    return granted_before(hash, counter, call('PTTL', hash), lease_ms, floor, reserve)
   end
   if of_owner('HEXISTS', hash, from) ~= 1 then
     return gone(hash)
@@ -20,7 +21,7 @@ local function hand_off(hash, counter, from, to, lease_ms, floor, retention_ms)
   if late then
     return LATE
   end
-  local token = next_token(counter, lease_ms, floor, retention_ms)
+  local token = next_token(counter, lease_ms, floor, retention_ms, reserve)
   call('HSET', hash, to, 1)
   local expires = redis.pcall('PEXPIRE', hash, lease_ms)
   if expires ~= 1 then -- refused: as it was, or both would have it
@@ -31,14 +32,14 @@ local function hand_off(hash, counter, from, to, lease_ms, floor, retention_ms)
   return GRANTED, token, lease_ms
 end
 
-local ops = op_count(2, 2, 5)
+local ops = op_count(2, 2, 6)
 for i = 1, ops do
-  local at = 5 * i - 2
+  local at = 6 * i - 3
   ARGV[at + 2] = whole(at + 2, 1)
-  ARGV[at + 3], ARGV[at + 4] = whole(at + 3, 0), whole(at + 4, 0)
+  ARGV[at + 3], ARGV[at + 4], ARGV[at + 5] = whole(at + 3, 0), whole(at + 4, 0), whole(at + 5, 0)
 end
 for i = 1, ops do
-  local at = 5 * i - 2
-  answer(hand_off, KEYS[2 * i - 1], KEYS[2 * i], unpack(ARGV, at, at + 4))
+  local at = 6 * i - 3
+  answer(hand_off, KEYS[2 * i - 1], KEYS[2 * i], unpack(ARGV, at, at + 5))
 end
 return reply

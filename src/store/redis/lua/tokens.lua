@@ -27,14 +27,15 @@ local function is_fresh(last, lease_ms, retention_ms)
   return math.floor(last / slice_us) == math.floor(now_us / slice_us)
 end
 
--- The next token, written to the counter.
-local function next_token(counter, lease_ms, floor, retention_ms)
+-- The next token. Written to the counter, with `reserve` more that are given away already.
+local function next_token(counter, lease_ms, floor, retention_ms, reserve)
   local last = last_token(counter)
   local token = math.max((last or 0) + 1, now_us, floor + 1)
-  if token >= TOKEN_END then
+  local greatest = token + (reserve or 0)
+  if greatest >= TOKEN_END then
     error(NO_COUNTER, 0)
   end
-  local text = token == now_us and now_text or string.format('%.0f', token)
+  local text = greatest == now_us and now_text or string.format('%.0f', greatest)
   if last and token == now_us and is_fresh(last, lease_ms, retention_ms) then
     call('SET', counter, text, 'KEEPTTL')
   elseif retention_ms == 0 or (last and call('PTTL', counter) == -1) then
@@ -46,11 +47,12 @@ local function next_token(counter, lease_ms, floor, retention_ms)
 end
 
 -- The answer to a copy of what was done: the same token, and what is left.
-local function granted_before(hash, counter, left, lease_ms, floor)
+local function granted_before(hash, counter, left, lease_ms, floor, reserve)
   if left > 0 then
     -- The same deadline: written, so that a WAIT on this connection speaks of this hold.
     call('PEXPIRE', hash, left)
   end
-  local token = last_token(counter) or math.max(now_us, floor + 1)
+  local greatest = last_token(counter)
+  local token = greatest and math.max(greatest - (reserve or 0), 0) or math.max(now_us, floor + 1)
   return GRANTED, token, left == -1 and lease_ms or left
 end
