@@ -20,7 +20,7 @@ pub fn check(story: &Story<'_>, conditions: &Conditions) -> Vec<Violation> {
                 index,
                 at,
                 lost: None,
-            }) if at > until + ROUNDING => {
+            }) if at > until + ROUNDING && !hold.nobodys => {
                 let what = format!("{id} was past its deadline when left, and not lost");
                 verdict.broken(&[last.index, index], what);
             }
@@ -87,6 +87,16 @@ mod tests {
             conditions.frozen = vec![(0, ms(500), Duration::MAX)];
         };
         assert_eq!(tale.caught_under(killed), [""; 0]);
+    }
+
+    /// It is nobody's that he could have told.
+    #[test]
+    fn what_nobody_claimed_may_be_left_past_its_deadline() {
+        let passed = Tale::new().granted(0, 1).claimed(0, 1, 990).passed(1);
+        assert_eq!(
+            passed.at(1000).left(1).released(0, 1).caught_under(rough),
+            [""; 0]
+        );
     }
 
     /// He leaves in good faith what was no longer his.

@@ -53,6 +53,8 @@ pub struct Hold {
     pub release: Option<Duration>,
     /// The first op that did not find it on the server, while its client believed in it or before.
     pub gone: Option<Gone>,
+    /// It was passed on within its client, and nobody has claimed it since.
+    pub nobodys: bool,
     /// Others may hold it as well: from the start, or since its client asked to go on as a reader.
     pub shared_from: Option<Duration>,
 }
@@ -222,6 +224,7 @@ impl Reader {
             } => {
                 let granted_until = self.granted_until(*hold, name);
                 let told = self.holds.entry(*hold).or_default();
+                told.nobodys = false;
                 told.name.get_or_insert_with(|| Arc::clone(name));
                 told.claim.get_or_insert(Claim {
                     index,
@@ -246,6 +249,7 @@ impl Reader {
                     granted_until,
                 });
             }
+            What::Passed { hold } => self.holds.entry(*hold).or_default().nobodys = true,
             What::Lost { hold, reason } => self.over(index, at, *hold, Some(*reason)),
             What::Left { hold } => self.over(index, at, *hold, None),
             What::Joined {
@@ -382,7 +386,19 @@ impl Reader {
             Some((before, after)) => {
                 // What is missing before has ended without a record of its own.
                 close(holds, lock, |owner| has(before, owner), index, at);
-                open(holds, lock, &ids(before), index, at, &did.name);
+                // Those who are back without an op of their own came with an older copy of the server.
+                let back: Vec<_> = ids(before)
+                    .into_iter()
+                    .filter(|owner| !lock.owners.contains_key(owner))
+                    .collect();
+                open(holds, lock, &back, index, at, &did.name);
+                for owner in back {
+                    let hold = holds.entry(owner).or_default();
+                    let over = hold.over.is_some();
+                    if let Some(stay) = hold.stay() {
+                        stay.by_copy |= over;
+                    }
+                }
                 for (owner, end) in &mut lock.owners {
                     if !has(after, *owner) {
                         *end = at;
