@@ -10,7 +10,7 @@ use tokio::task::JoinHandle;
 
 use crate::common::ruler::Ruler;
 use crate::common::*;
-use crate::support::{client_of, next, polled};
+use crate::support::{client_of, connected, next, polled};
 
 const LEASE: Duration = secs(10);
 
@@ -518,4 +518,44 @@ async fn a_line_in_which_nobody_answers_lets_others_in() {
     assert!(after < secs(2) + ruler.allowance(), "{after:?}");
     drop((got, waiting));
     nothing_left(server(), &name).await;
+}
+
+/// It is refused half-way, and nobody hears of that; when the rule is given back, the same operation goes
+/// out again: it finds the next one there, and the one before it as well.
+#[tokio::test]
+async fn a_hand_off_done_by_half_and_unheard_of_is_finished() {
+    let server = Server::start();
+    let cli = server.cli().await;
+    let user = ["ACL", "SETUSER", "app", "on", ">pw", "~*", "&*", "+@all"];
+    cli.cmd(&user).await.ok();
+    let proxy = Proxy::start(server.port());
+    let url = proxy.url().replace("redis://", "redis://app:pw@");
+    let builder = || LockClient::builder().url(&url).lease(secs(30));
+    let client = connected(|| builder().command_timeout(ms(500))).await;
+    for half in [false, true] {
+        let name = unique_name();
+        let first = client.lock(name.as_str()).acquire().await.unwrap();
+        let next = waits(&client, &name);
+        cli.until_waiters(&name, 1).await;
+        if !half {
+            // So that the server knows the script.
+            drop(first);
+            drop(next.await.unwrap());
+            continue;
+        }
+        cli.cmd(&["ACL", "SETUSER", "app", "-hdel"]).await.ok();
+        let lost = proxy.inject(Fault::reply(bytes(script()), Act::Swallow(Then::Discard)));
+        let releasing = tokio::spawn(first.release());
+        lost.hit().await;
+        assert_eq!(cli.hash(&name).await.len(), 2, "it was not done by half");
+        cli.cmd(&["ACL", "SETUSER", "app", "+hdel"]).await.ok();
+        let guard = next.await.unwrap();
+        assert!(matches!(
+            releasing.await.unwrap(),
+            ReleaseOutcome::Released | ReleaseOutcome::Unconfirmed { .. }
+        ));
+        assert_eq!(cli.hash(&name).await.len(), 1, "two have it");
+        assert_eq!(guard.release().await, ReleaseOutcome::Released);
+        nothing_left(&server, &name).await;
+    }
 }
