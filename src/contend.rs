@@ -792,6 +792,9 @@ impl Line {
             state.asked_below = state.next;
         }
         let once = head.wish.once;
+        // From the asking on, whoever leaves the queue leaves it to the outcome to say so to the server.
+        let by_task = reply.is_some() && self.is_fair();
+        let _about = by_task.then(|| engine.dispatcher.about_to_post());
         let (owner, verb) = if self.is_fair() && !once {
             self.ask_in_queue(lease)
         } else {

@@ -289,6 +289,8 @@ struct State {
     /// Jobs that were sent and are not settled, and calls.
     in_flight: usize,
     flights: usize,
+    /// Those who are about to post something.
+    about_to_post: usize,
     /// What went wrong with the last call, until one is answered.
     trouble: Option<Cause>,
     /// Take no more acquisitions.
@@ -301,6 +303,10 @@ struct State {
 
 impl State {
     fn is_idle(&self) -> bool {
+        self.about_to_post == 0 && self.has_nothing()
+    }
+
+    fn has_nothing(&self) -> bool {
         self.in_flight == 0 && self.queues.iter().all(VecDeque::is_empty) && self.delayed.is_empty()
     }
 
@@ -397,7 +403,7 @@ impl Dispatcher {
                 }
             }
             // On an unwinding thread nothing but the queue is touched.
-            let now = state.is_idle() && job.wanted() && self.env.is_here();
+            let now = state.has_nothing() && job.wanted() && self.env.is_here();
             if now && !std::thread::panicking() {
                 state.in_flight += 1;
                 state.flights += 1;
@@ -413,6 +419,12 @@ impl Dispatcher {
                 "the hold was released",
             ))));
         }
+    }
+
+    /// Nothing ends while this is kept: somebody is about to post what nobody else could make up for.
+    pub(crate) fn about_to_post(&self) -> AboutToPost<'_> {
+        self.state.lock().about_to_post += 1;
+        AboutToPost(self)
     }
 
     /// Sends a job by itself, and leaves it to the task to wait for the answer.
@@ -799,6 +811,23 @@ impl Dispatcher {
     fn tell_if_idle(&self) {
         if self.state.lock().is_idle() {
             self.idle.notify_waiters();
+        }
+    }
+}
+
+/// See [`Dispatcher::about_to_post`].
+pub(crate) struct AboutToPost<'a>(&'a Dispatcher);
+
+impl Drop for AboutToPost<'_> {
+    fn drop(&mut self) {
+        let finishing = {
+            let mut state = self.0.state.lock();
+            state.about_to_post -= 1;
+            state.finishing
+        };
+        self.0.tell_if_idle();
+        if finishing {
+            self.0.work.notify_one();
         }
     }
 }

@@ -858,6 +858,19 @@ impl Hold {
         true
     }
 
+    /// The upgrade to `to` was refused, be it half-way: what was made of it goes.
+    pub(crate) fn undo_upgrade(&self, to: OwnerId, lease: Duration) {
+        let timeout = self.command_timeout();
+        let give_up = later(self.engine.now(), timeout + lease.max(self.lease));
+        let verb = Verb::Release {
+            owner: to,
+            count: 0,
+            also: None,
+        };
+        let job = Job::unattended(self.op(verb), timeout, give_up);
+        self.engine.dispatcher.post(job);
+    }
+
     /// It stays a reader's.
     pub(crate) fn not_upgraded(self: &Arc<Self>) {
         let now = self.engine.now();

@@ -15,6 +15,7 @@ mod world;
 use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
@@ -24,14 +25,14 @@ use shuttle::thread::{self, JoinHandle};
 use tokio::sync::oneshot;
 
 use self::schedules::{How, explore};
-use self::world::{Time, World};
+use self::world::{Fate, Time, World};
 use crate::contend::{Ticket, Wish};
 use crate::env::Env as _;
 use crate::hold::{Entered, Hold, Terms};
 use crate::kind::Kind;
 use crate::lock::Lock;
 use crate::watchdog::Timed as _;
-use crate::{Error, LockClient, LockGuard, LossReason};
+use crate::{Error, LockClient, LockGuard, LossReason, RwLock};
 
 /// Whatever two things happen to a hold at once, it ends once, and is released once.
 #[test]
@@ -471,26 +472,304 @@ fn close(world: &Arc<World>) -> Threads {
     ]
 }
 
+/// The next in line leaves at each poll of its wait, in turn, while the lock is handed to it: the one behind
+/// gets it.
+#[test]
+fn who_is_next_may_leave_at_any_moment() {
+    check_moved("handed", Time::Still, 1, handed);
+}
+
+fn handed(world: &Arc<World>) -> Threads {
+    let guard = block_on(world.client(0).lock(world::name()).acquire()).expect("free");
+    let mut threads: Threads = (1..=3)
+        .map(|polls| spawn(world, 0, move |_, lock| leaves_after(polls, lock)))
+        .collect();
+    threads.push(thread::spawn(move || drop(guard)));
+    threads.push(spawn(world, 0, |_, mut lock| {
+        drop(block_on(lock.acquire()).expect("granted"));
+    }));
+    threads
+}
+
+/// Waits for so many polls, then leaves, with whatever it has by then.
+fn leaves_after(polls: usize, mut lock: Lock) {
+    let mut acquire = Box::pin(lock.acquire());
+    for _ in 0..polls {
+        if block_on(once(acquire.as_mut())).is_some() {
+            break;
+        }
+    }
+}
+
+/// All leave, at whatever moment, and the lock that was on its way to one of them is free.
+#[test]
+fn a_hand_off_to_a_line_that_empties() {
+    check_moved("emptied", Time::Still, 1, emptied);
+}
+
+fn emptied(world: &Arc<World>) -> Threads {
+    let guard = block_on(world.client(0).lock(world::name()).acquire()).expect("free");
+    let mut threads: Threads = (1..=2)
+        .map(|polls| spawn(world, 0, move |_, lock| leaves_after(polls, lock)))
+        .collect();
+    threads.push(thread::spawn(move || drop(guard)));
+    threads
+}
+
+/// Hand-offs whose request or reply is lost, comes late, or that run twice: each turn is had once, and one of
+/// those in line may leave meanwhile.
+#[test]
+fn hand_offs_that_get_lost_come_late_or_run_twice() {
+    check_moved("lost", Time::Passing, 1, |world| {
+        astray(world, &[Fate::LostRequest, Fate::LostReply])
+    });
+    check_moved("late", Time::Passing, 1, |world| {
+        astray(world, &[Fate::Late, Fate::LostReply])
+    });
+    check_moved("doubled", Time::Passing, 1, |world| {
+        astray(world, &[Fate::Doubled, Fate::Late])
+    });
+}
+
+fn astray(world: &Arc<World>, fates: &[Fate]) -> Threads {
+    world.server.hand_offs(fates);
+    let guard = block_on(world.client(0).lock(world::name()).acquire()).expect("free");
+    let mut threads: Threads = (0..2)
+        .map(|_| {
+            spawn(world, 0, |_, mut lock| {
+                drop(block_on(lock.acquire()).expect("granted in the end"));
+            })
+        })
+        .collect();
+    threads.push(spawn(world, 0, |_, lock| leaves_after(1, lock)));
+    threads.push(thread::spawn(move || drop(guard)));
+    threads
+}
+
+/// The lease is over before the hand-off runs, or after: who is next has the lock, or waits for another who
+/// was quicker.
+#[test]
+fn a_hand_off_around_the_end_of_the_lease() {
+    check_moved("over", Time::Passing, 2, over);
+}
+
+fn over(world: &Arc<World>) -> Threads {
+    let lease = Duration::from_secs(1);
+    let short = |client| world.client(client).lock(world::name()).lease(lease);
+    let guard = block_on(short(0).acquire()).expect("free");
+    let takes = |mut lock: Lock| {
+        let _ = block_on(lock.acquire()).expect("granted in the end");
+    };
+    let (next, other) = (short(0), short(1));
+    vec![
+        thread::spawn(move || takes(next)),
+        thread::spawn(move || takes(other)),
+        thread::spawn(move || drop(guard)),
+        time_passes(world, Duration::from_millis(990)),
+    ]
+}
+
+/// The server forgets everything in the middle of a chain: those behind get the lock all the same.
+#[test]
+fn a_chain_goes_on_when_the_server_forgets_it() {
+    check_moved("forgotten", Time::Passing, 1, forgotten);
+}
+
+fn forgotten(world: &Arc<World>) -> Threads {
+    let guard = block_on(world.client(0).lock(world::name()).acquire()).expect("free");
+    let mut threads: Threads = (0..2)
+        .map(|_| {
+            spawn(world, 0, |_, mut lock| {
+                drop(block_on(lock.acquire()).expect("granted in the end"));
+            })
+        })
+        .collect();
+    threads.push(thread::spawn(move || drop(guard)));
+    threads.push(spawn(world, 0, |world, _| world.server.lose_memory()));
+    threads
+}
+
+/// Waiters of a fair lock, in the order of the queue, which some leave at whatever moment.
+#[test]
+fn who_leaves_the_queue_of_a_fair_lock_holds_up_nobody() {
+    check("queue", Time::Still, 1, queue);
+    check("queues", Time::Still, 2, queues);
+}
+
+fn queue(world: &Arc<World>) -> Threads {
+    let fair = world.client(0).fair_lock(world::name());
+    let guard = block_on({ fair }.acquire()).expect("free");
+    let mut threads: Threads = (1..=2)
+        .map(|polls| fair_one(world, 0, move |lock| leaves_after(polls, lock)))
+        .collect();
+    threads.push(thread::spawn(move || drop(guard)));
+    threads.push(fair_one(world, 0, |mut lock| {
+        drop(block_on(lock.acquire()).expect("granted"));
+    }));
+    threads
+}
+
+fn queues(world: &Arc<World>) -> Threads {
+    let holds = |mut lock: Lock| drop(block_on(lock.acquire()).expect("granted"));
+    vec![
+        fair_one(world, 0, holds),
+        fair_one(world, 1, |lock| leaves_after(1, lock)),
+        fair_one(world, 1, holds),
+        fair_one(world, 0, |lock| leaves_after(2, lock)),
+    ]
+}
+
+fn fair_one(
+    world: &Arc<World>,
+    client: usize,
+    work: impl FnOnce(Lock) + Send + 'static,
+) -> JoinHandle<()> {
+    let lock = world.client(client).fair_lock(world::name());
+    thread::spawn(move || work(lock))
+}
+
+/// Those who read let each other in and a writer not, one of whom leaves; the writer has his turn.
+#[test]
+fn a_writer_behind_readers_gets_in() {
+    check("writer", Time::Still, 1, writer);
+    check("writers", Time::Still, 2, writers);
+}
+
+fn writer(world: &Arc<World>) -> Threads {
+    let guard = block_on(world.client(0).rw_lock(world::name()).read().acquire()).expect("free");
+    vec![
+        rw_one(world, 0, |rw| leaves_after(1, rw.write())),
+        rw_one(world, 0, writes),
+        rw_one(world, 0, reads),
+        thread::spawn(move || drop(guard)),
+    ]
+}
+
+fn writers(world: &Arc<World>) -> Threads {
+    vec![
+        rw_one(world, 0, reads),
+        rw_one(world, 1, |rw| leaves_after(1, rw.read())),
+        rw_one(world, 1, writes),
+        rw_one(world, 0, writes),
+    ]
+}
+
+/// Where writing ends and reading goes on others read with him, at once; at the end, or with his lease, who
+/// writes gets in.
+#[test]
+fn writing_that_goes_on_as_reading_at_any_moment() {
+    check_moved("downgrade", Time::Still, 1, |world| downgrade(world, None));
+    check_moved("downgrade-over", Time::Passing, 1, |world| {
+        downgrade(world, Some(Duration::from_millis(990)))
+    });
+}
+
+fn downgrade(world: &Arc<World>, lease_ends: Option<Duration>) -> Threads {
+    let mut context = world.client(0).context();
+    let rw = context.rw_lock(world::name());
+    let lease = Duration::from_secs(if lease_ends.is_some() { 1 } else { 30 });
+    let write = block_on(rw.write().lease(lease).acquire()).expect("free");
+    let read = block_on(rw.read().lease(lease).acquire()).expect("entered");
+    let mut threads = vec![
+        thread::spawn(move || {
+            drop(write);
+            drop(read);
+        }),
+        rw_one(world, 0, reads),
+        rw_one(world, 0, writes),
+    ];
+    threads.extend(lease_ends.map(|ends| time_passes(world, ends)));
+    threads
+}
+
+/// The only reader goes on to write, or does not, and leaves or is lost meanwhile.
+#[test]
+fn reading_that_goes_on_as_writing_at_any_moment() {
+    check_moved("upgrade", Time::Still, 1, |world| upgrade(world, None));
+    check_moved("upgrade-over", Time::Passing, 1, |world| {
+        upgrade(world, Some(Duration::from_millis(990)))
+    });
+}
+
+fn upgrade(world: &Arc<World>, lease_ends: Option<Duration>) -> Threads {
+    let lease = Duration::from_secs(if lease_ends.is_some() { 1 } else { 30 });
+    let one = move |polls: usize| {
+        move |rw: &RwLock| {
+            let read = block_on(rw.read().lease(lease).acquire()).expect("granted");
+            let mut upgraded = Box::pin(RwLock::try_upgrade(read));
+            for _ in 0..polls {
+                if block_on(once(upgraded.as_mut())).is_some() {
+                    return;
+                }
+            }
+        }
+    };
+    let mut threads = vec![
+        rw_one(world, 0, one(1)),
+        rw_one(world, 0, one(3)),
+        rw_one(world, 0, writes),
+    ];
+    threads.extend(lease_ends.map(|ends| time_passes(world, ends)));
+    threads
+}
+
+fn reads(rw: &RwLock) {
+    drop(block_on(rw.read().acquire()).expect("granted"));
+}
+
+fn writes(rw: &RwLock) {
+    drop(block_on(rw.write().acquire()).expect("granted"));
+}
+
+fn rw_one(
+    world: &Arc<World>,
+    client: usize,
+    work: impl FnOnce(&RwLock) + Send + 'static,
+) -> JoinHandle<()> {
+    let rw = world.client(client).rw_lock(world::name());
+    thread::spawn(move || work(&rw))
+}
+
+fn time_passes(world: &Arc<World>, by: Duration) -> JoinHandle<()> {
+    let world = Arc::clone(world);
+    thread::spawn(move || {
+        world.clock.jump(by);
+        world.clock.jump(Duration::from_millis(20));
+    })
+}
+
 type Threads = Vec<JoinHandle<()>>;
 type Scenario = fn(&Arc<World>) -> Threads;
 
 /// Runs a scenario under the schedules of one run of the tests.
 fn check(name: &str, time: Time, clients: usize, scenario: Scenario) {
-    run(
-        name,
-        scaled(How::Deviating(1), How::Deviating(2)),
-        time,
-        clients,
-        scenario,
-    );
+    let _ = moved_in(name, time, clients, scenario);
+}
+
+/// The same for a scenario that is about hand-offs, or the like: there must be some.
+fn check_moved(name: &str, time: Time, clients: usize, scenario: Scenario) {
+    let moved = moved_in(name, time, clients, scenario);
+    println!("{name}: {moved} were moved");
+    let replayed = std::env::var_os("LEASEHOLD_SCHEDULE").is_some();
+    assert!(moved > 0 || replayed, "{name}: it never came to that");
+}
+
+/// How often a hold went to another, or to another side.
+fn moved_in(name: &str, time: Time, clients: usize, scenario: Scenario) -> usize {
+    let deviating = scaled(How::Deviating(1), How::Deviating(2));
     let (schedules, depth) = scaled((500, 4), (10_000, 5));
-    run(
-        name,
-        How::Chance { schedules, depth },
-        time,
-        clients,
-        scenario,
-    );
+    let moved = Arc::new(AtomicUsize::new(0));
+    for how in [deviating, How::Chance { schedules, depth }] {
+        let moved = Arc::clone(&moved);
+        explore(name, how, move || {
+            let world = World::new(time, clients);
+            join(scenario(&world));
+            let server = Arc::clone(&world.server);
+            world.end();
+            moved.fetch_add(server.judge.lock().moved, Ordering::Relaxed);
+        });
+    }
+    moved.load(Ordering::Relaxed)
 }
 
 /// Mistakes that are built in, each found by the scenario that is there for it, among the schedules of
@@ -523,6 +802,13 @@ fn what_is_built_in_on_purpose_is_found() {
     found(Bug::DeadlineFromReply, "deadlines", Passing, 1, deadlines);
     found(Bug::CleanUpOnce, "timeouts", Passing, 1, timeouts);
     found(Bug::NestedNotCounted, "levels", Still, 1, levels);
+    found(Bug::HandOffStranded, "emptied", Still, 1, emptied);
+    found(Bug::HandOffCreates, "over", Passing, 2, over);
+    found(Bug::PlaceKept, "queue", Still, 1, queue);
+    found(Bug::QueueOvertaken, "queues", Still, 2, queues);
+    found(Bug::UpgradeAmongReaders, "upgrade", Still, 1, |world| {
+        upgrade(world, None)
+    });
     found(
         Bug::RenewalOfAnAbandonedAcquire,
         "leavers",

@@ -27,7 +27,7 @@ use crate::store::clock::micros;
 use crate::store::memory::{EPOCH_US, State, apply};
 use crate::store::topic::{Listening, Topics};
 use crate::store::{
-    Belief, Call, Cause, Channel, Health, NoReply, Reply, Snapshot, Store, Subscription,
+    Belief, Call, Cause, Channel, Health, NoReply, Reply, Snapshot, Store, Subscription, Verb,
 };
 use crate::sync::{Mutex, Notify, point};
 
@@ -106,6 +106,8 @@ impl World {
             assert!(engine.upgrade().is_none(), "a client outlives its tasks");
         }
         assert!(!self.server.holds_it(), "held at the end");
+        let queue = self.server.state.lock().queue(&name());
+        assert!(queue.is_empty(), "in the queue at the end");
         self.server.judge.lock().at_the_end();
     }
 
@@ -132,6 +134,7 @@ pub(super) struct Clock {
 
 struct Shared {
     time: Time,
+    began: Instant,
     inner: Plain<Inner>,
     ended: Notify,
 }
@@ -156,6 +159,7 @@ impl Clock {
         Self {
             shared: Arc::new(Shared {
                 time,
+                began: now,
                 inner: Plain::new(Inner {
                     now,
                     timers: BTreeMap::new(),
@@ -359,6 +363,8 @@ pub(super) struct Server {
     pub(super) judge: Plain<Judge>,
     /// Calls whose replies are lost, counted from the next.
     lose: Plain<Vec<usize>>,
+    /// What becomes of the next hand-offs.
+    fates: Plain<Vec<Fate>>,
     passes: Plain<Option<JoinHandle<()>>>,
 }
 
@@ -371,6 +377,7 @@ impl Server {
             listeners: Plain::default(),
             judge: Plain::default(),
             lose: Plain::default(),
+            fates: Plain::default(),
             passes: Plain::new(Some(passes)),
         }
     }
@@ -382,6 +389,17 @@ impl Server {
     /// Loses the replies to these calls, counted from the next, which is 0.
     pub(super) fn lose_replies(&self, calls: &[usize]) {
         self.lose.lock().extend_from_slice(calls);
+    }
+
+    /// This becomes of the next hand-offs.
+    pub(super) fn hand_offs(&self, fates: &[Fate]) {
+        self.fates.lock().extend_from_slice(fates);
+    }
+
+    fn fate(&self, call: &Call) -> Option<Fate> {
+        let mut fates = self.fates.lock();
+        let handing = matches!(call.ops[0].verb, Verb::HandOff { .. });
+        (handing && !fates.is_empty()).then(|| fates.remove(0))
     }
 
     fn loses_this(&self) -> bool {
@@ -401,6 +419,15 @@ impl Server {
         !seen.holders.is_empty()
     }
 
+    /// Comes back without its memory, a moment later: tokens follow the clock.
+    pub(super) fn lose_memory(&self) {
+        let mut state = self.state.lock();
+        *state = State::default();
+        self.clock.set(self.clock.now() + Duration::from_millis(1));
+        drop(state);
+        self.judge.lock().deleted();
+    }
+
     /// Forgets the lock.
     pub(super) fn delete(&self) {
         self.state.lock().delete(&name());
@@ -415,9 +442,17 @@ impl Server {
             .ops
             .iter()
             .map(|op| {
+                let queue = state.queue(&op.name);
                 let (answer, wake) = apply(&mut state, now_us, deadline_us, op);
                 freed.extend(wake);
-                self.judge.lock().ran(op, &answer);
+                tell(&self.clock, || {
+                    format!("{:?} {:?} -> {answer:?}", op.kind, op.verb)
+                });
+                let mut judge = self.judge.lock();
+                judge.ran(op, &answer);
+                if self.clock.shared.time == Time::Still {
+                    Judge::in_order(op, &answer, queue.first());
+                }
                 answer
             })
             .collect();
@@ -430,6 +465,25 @@ impl Server {
         }
         (now_us, answers)
     }
+}
+
+/// Says what happens, when a schedule is replayed.
+fn tell(clock: &Clock, what: impl FnOnce() -> String) {
+    if std::env::var_os("LEASEHOLD_SCHEDULE").is_some() {
+        let since = clock.now() - clock.shared.began;
+        println!("{since:?} {}", what());
+    }
+}
+
+/// What becomes of a hand-off on its way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fate {
+    LostRequest,
+    LostReply,
+    /// It runs when its time is up, and the reply comes too late.
+    Late,
+    /// It runs twice.
+    Doubled,
 }
 
 /// One client's way to the server.
@@ -474,7 +528,8 @@ impl Store for Link {
         let clock = server.clock.clone();
         let (sent, timeout) = (clock.now(), call.timeout);
         let deadline_us = server.now_us() + micros(timeout);
-        let lost = server.loses_this();
+        let fate = server.fate(&call);
+        let lost = server.loses_this() || matches!(fate, Some(Fate::LostReply | Fate::Late));
         for op in &call.ops {
             server.judge.lock().sent(op);
         }
@@ -488,7 +543,24 @@ impl Store for Link {
         }
         let (reply, answer) = oneshot::channel();
         let (runs, ops) = (Arc::clone(&server), call.ops.clone());
+        let end = later(sent, timeout);
+        if let Some(Fate::Doubled) = fate {
+            let (runs, call) = (Arc::clone(&runs), call.clone());
+            for op in &ops {
+                server.judge.lock().unanswered(op);
+            }
+            clock.spawn(Box::pin(async move {
+                runs.run(&call, deadline_us);
+            }));
+        }
+        let waits = clock.clone();
         clock.spawn(Box::pin(async move {
+            if let Some(Fate::Late) = fate {
+                waits.sleep_until(end).await;
+            }
+            if let Some(Fate::LostRequest) = fate {
+                return;
+            }
             let answers = runs.run(&call, deadline_us);
             point();
             if !lost {
@@ -496,7 +568,6 @@ impl Store for Link {
             }
         }));
         Box::pin(async move {
-            let end = later(sent, timeout);
             match until(&clock, end, answer).await {
                 Some(Ok(reply)) => return Ok(reply),
                 Some(Err(_)) => clock.sleep_until(end).await,
@@ -534,7 +605,12 @@ impl Store for Link {
     }
 
     fn believes(&self, belief: Belief<'_>) {
+        if std::thread::panicking() {
+            // What is dropped on the way out proves nothing.
+            return;
+        }
         let now = self.server.clock.now();
+        tell(&self.server.clock, || format!("{belief:?}"));
         self.server.judge.lock().believes(belief, now);
     }
 

@@ -252,7 +252,12 @@ impl Upgrade {
                         hold.lose(instead.into());
                         return self.lost().err().unwrap_or(Error::Closed);
                     }
-                    Answer::Refused(refusal) => refused(name, OPERATION, refusal),
+                    Answer::Refused(refusal) => {
+                        if answered.open_until_us.is_none() {
+                            hold.undo_upgrade(self.to, self.terms.lease);
+                        }
+                        refused(name, OPERATION, refusal)
+                    }
                     _ => Error::TimedOut {
                         name,
                         waited: std::time::Duration::ZERO,

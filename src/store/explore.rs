@@ -80,6 +80,90 @@ fn nothing_is_found_wrong_with_tokens() {
     assert_eq!(all(&config), Verdict::SearchedAll { states: 107_969 });
 }
 
+/// Who leaves hands it on to who waits behind, who may leave as well.
+#[test]
+fn nothing_is_found_when_holds_are_handed_on() {
+    let config = two(Budget {
+        hand_offs: 1,
+        cancels: 1,
+        renewals: 1,
+        ..NONE
+    });
+    assert_eq!(all(&config), Verdict::SearchedAll { states: 61_621 });
+}
+
+#[test]
+fn nothing_is_found_when_hand_offs_are_copied() {
+    let config = two(Budget {
+        hand_offs: 1,
+        copies: 1,
+        ..NONE
+    });
+    assert_eq!(all(&config), Verdict::SearchedAll { states: 29_075 });
+}
+
+#[test]
+fn nothing_is_found_when_hand_offs_are_sent_again() {
+    let config = two(Budget {
+        hand_offs: 1,
+        resends: 1,
+        ..NONE
+    });
+    assert_eq!(all(&config), Verdict::SearchedAll { states: 89_132 });
+}
+
+/// Before anything was done, or half-way, with an answer or without.
+#[test]
+fn nothing_is_found_when_hand_offs_are_refused() {
+    let config = two(Budget {
+        hand_offs: 1,
+        refusals: 1,
+        resends: 1,
+        ..NONE
+    });
+    assert_eq!(all(&config), Verdict::SearchedAll { states: 139_870 });
+}
+
+/// From one to the next to the one behind; the chain may end at each turn.
+#[test]
+fn nothing_is_found_in_a_chain_of_hand_offs() {
+    let config = Config {
+        tokens: true,
+        properties: &[
+            Property::TokensRise,
+            Property::OneBeliever,
+            Property::OnlyItsOwn,
+            Property::UnwantedEnds,
+            Property::ReleasedIsGone,
+            Property::BelievedIsHeld,
+            Property::NeverRefused,
+        ],
+        ..two(Budget {
+            hand_offs: 2,
+            cancels: 1,
+            ..NONE
+        })
+    };
+    assert_eq!(all(&config), Verdict::SearchedAll { states: 115_379 });
+}
+
+/// The memory is lost, or the lock taken by force, at any moment of a hand-off.
+#[test]
+fn the_rest_holds_when_what_is_handed_on_is_gone() {
+    let handed_on = |budget| Config {
+        tokens: true,
+        properties: WHATEVER_HAPPENS,
+        ..two(Budget {
+            hand_offs: 1,
+            ..budget
+        })
+    };
+    let lost = handed_on(Budget { losses: 1, ..NONE });
+    assert_eq!(all(&lost), Verdict::SearchedAll { states: 25_813 });
+    let forced = handed_on(Budget { forces: 1, ..NONE });
+    assert_eq!(all(&forced), Verdict::SearchedAll { states: 48_818 });
+}
+
 /// An operator takes the lock from somebody who believes in it: that S1 and V1 do not outlive.
 #[test]
 fn the_rest_holds_when_a_hold_is_forced() {
@@ -212,6 +296,16 @@ fn nothing_is_found_in_wider_bounds() {
             },
         ),
         (
+            "handed on twice, copied, sent again",
+            two(Budget {
+                hand_offs: 2,
+                copies: 1,
+                resends: 1,
+                cancels: 1,
+                ..NONE
+            }),
+        ),
+        (
             "the clock set back",
             Config {
                 clock_step: -2,
@@ -342,6 +436,117 @@ fn tokens_need_the_servers_clock() {
     assert_needed(Rule::TokenFollowsClock, &config, Property::TokensRise, 5);
 }
 
+/// Who has left, or was never there, hands nothing on: the lock is of another by then.
+#[test]
+fn a_hand_off_must_not_overwrite() {
+    let config = two(Budget {
+        hand_offs: 1,
+        ..NONE
+    });
+    assert_needed(Rule::HandOffFromItsOwn, &config, Property::OneBeliever, 11);
+    assert_needed(Rule::HandOffFromItsOwn, &config, Property::OnlyItsOwn, 9);
+}
+
+#[test]
+fn a_hand_off_must_not_take_a_free_lock() {
+    let config = two(Budget {
+        hand_offs: 1,
+        resends: 1,
+        ..NONE
+    });
+    let property = Property::ReleasedIsGone;
+    assert_needed(Rule::HandOffCreatesNothing, &config, property, 14);
+}
+
+#[test]
+fn a_hand_off_needs_its_deadline() {
+    let config = Config {
+        lease: 3,
+        ..two(Budget {
+            hand_offs: 1,
+            cancels: 1,
+            ..NONE
+        })
+    };
+    assert_needed(Rule::HandOffDeadline, &config, Property::UnwantedEnds, 10);
+}
+
+#[test]
+fn each_turn_needs_a_token_of_its_own() {
+    let config = Config {
+        tokens: true,
+        ..two(Budget {
+            hand_offs: 1,
+            ..NONE
+        })
+    };
+    assert_needed(Rule::HandOffMakesToken, &config, Property::TokensRise, 5);
+}
+
+/// The acquire makes the old hold anew, when the new one is over.
+#[test]
+fn what_may_come_back_is_not_handed_on() {
+    let config = two(Budget {
+        hand_offs: 1,
+        resends: 1,
+        ..NONE
+    });
+    let property = Property::ReleasedIsGone;
+    assert_needed(Rule::OpenIsNotHandedOn, &config, property, 10);
+}
+
+#[test]
+fn the_next_in_line_begins_when_it_is_told() {
+    let config = two(Budget {
+        hand_offs: 1,
+        ..NONE
+    });
+    assert_needed(Rule::HeirWaits, &config, Property::OneBeliever, 9);
+}
+
+#[test]
+fn what_is_handed_to_nobody_is_given_back() {
+    let config = two(Budget {
+        hand_offs: 1,
+        cancels: 1,
+        ..NONE
+    });
+    let property = Property::ReleasedIsGone;
+    assert_needed(Rule::StrandedIsReleased, &config, property, 7);
+}
+
+/// Which of the two the server has is not known, and after a refusal it may be both.
+#[test]
+fn a_hand_off_that_was_given_up_is_undone_on_both_sides() {
+    let property = Property::ReleasedIsGone;
+    let given_up = two(Budget {
+        hand_offs: 1,
+        ..NONE
+    });
+    assert_needed(Rule::BothAreReleased, &given_up, property, 10);
+    let refused = two(Budget {
+        hand_offs: 1,
+        refusals: 1,
+        ..NONE
+    });
+    assert_needed(Rule::BothAreReleased, &refused, property, 8);
+}
+
+/// The old hold is gone, and a hand-off that comes after makes nothing: so this release is conclusive
+/// at once, and the second one that is sent costs a call and changes nothing.
+#[test]
+fn a_release_of_both_needs_no_second() {
+    let config = Config {
+        without: Some(Rule::HandOffSitOut),
+        ..two(Budget {
+            hand_offs: 1,
+            cancels: 1,
+            ..NONE
+        })
+    };
+    assert_eq!(all(&config), Verdict::SearchedAll { states: 23_219 });
+}
+
 /// What a failing test prints has to be understood.
 #[test]
 fn a_trace_tells_what_happened() {
@@ -437,6 +642,8 @@ const NONE: Budget = Budget {
     forces: 0,
     losses: 0,
     steps: 0,
+    hand_offs: 0,
+    refusals: 0,
 };
 
 /// While the server keeps its memory and its clock, and nobody forces anything.

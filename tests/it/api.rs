@@ -300,6 +300,8 @@ fn the_documents_name_tests_that_exist() {
                 format!("tests/{file}/mod.rs"),
                 format!("tests/{file}.rs"),
                 format!("{file}.rs"),
+                format!("src/{file}.rs"),
+                format!("src/store/{file}.rs"),
             ];
             let found = files.iter().filter(|file| root().join(file).is_file());
             let found = found

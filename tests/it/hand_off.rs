@@ -10,7 +10,7 @@ use tokio::task::JoinHandle;
 
 use crate::common::ruler::Ruler;
 use crate::common::*;
-use crate::support::{client_of, next, polled};
+use crate::support::{client_of, connected, next, polled};
 
 const LEASE: Duration = secs(10);
 
@@ -653,4 +653,157 @@ async fn a_line_in_which_nobody_answers_lets_others_in() {
     assert!(after < secs(2) + ruler.allowance(), "{after:?}");
     drop((got, waiting));
     nothing_left(server(), &name).await;
+}
+
+/// It is refused half-way, and nobody hears of that; when the rule is given back, the same operation goes
+/// out again: it finds the next one there, and the one before it as well.
+#[tokio::test]
+async fn a_hand_off_done_by_half_and_unheard_of_is_finished() {
+    let server = Server::start();
+    let cli = server.cli().await;
+    let user = ["ACL", "SETUSER", "app", "on", ">pw", "~*", "&*", "+@all"];
+    cli.cmd(&user).await.ok();
+    let proxy = Proxy::start(server.port());
+    let url = proxy.url().replace("redis://", "redis://app:pw@");
+    let builder = || LockClient::builder().url(&url).lease(secs(30));
+    let client = connected(|| builder().command_timeout(ms(500))).await;
+    for half in [false, true] {
+        let name = unique_name();
+        let first = client.lock(name.as_str()).acquire().await.unwrap();
+        let next = waits(&client, &name);
+        cli.until_waiters(&name, 1).await;
+        if !half {
+            // So that the server knows the script.
+            drop(first);
+            drop(next.await.unwrap());
+            continue;
+        }
+        cli.cmd(&["ACL", "SETUSER", "app", "-hdel"]).await.ok();
+        let lost = proxy.inject(Fault::reply(bytes(script()), Act::Swallow(Then::Discard)));
+        let releasing = tokio::spawn(first.release());
+        lost.hit().await;
+        assert_eq!(cli.hash(&name).await.len(), 2, "it was not done by half");
+        cli.cmd(&["ACL", "SETUSER", "app", "+hdel"]).await.ok();
+        let guard = next.await.unwrap();
+        assert!(matches!(
+            releasing.await.unwrap(),
+            ReleaseOutcome::Released | ReleaseOutcome::Unconfirmed { .. }
+        ));
+        assert_eq!(cli.hash(&name).await.len(), 1, "two have it");
+        assert_eq!(guard.release().await, ReleaseOutcome::Released);
+        nothing_left(&server, &name).await;
+    }
+}
+
+/// A client whose requests are given up after half a second without an answer.
+async fn impatient(proxy: &Proxy) -> LockClient {
+    let builder = || LockClient::builder().url(proxy.url()).lease(LEASE);
+    let client = connected(|| builder().command_timeout(ms(500))).await;
+    script_known(&client).await;
+    client
+}
+
+/// It arrives past its deadline, when the same operation has been sent once more: the first does nothing,
+/// and the second is not too late.
+#[tokio::test]
+async fn a_hand_off_that_comes_late_does_nothing() {
+    let proxy = Proxy::start(server().port());
+    let client = impatient(&proxy).await;
+    let name = unique_name();
+    let (first, mut waiting) = line(&client, &name, 1).await;
+    let token = first.fencing_token().unwrap();
+    let held = proxy.inject(Fault::request(bytes(script()), Act::Hold));
+    let releasing = tokio::spawn(first.release());
+    held.hit().await;
+    // Past the deadline that it carries.
+    tokio::time::sleep(ms(700)).await;
+    held.release();
+    assert!(matches!(
+        releasing.await.unwrap(),
+        ReleaseOutcome::Released | ReleaseOutcome::Unconfirmed { .. }
+    ));
+    let guard = waiting.remove(0).await.unwrap();
+    assert!(guard.fencing_token().unwrap() > token);
+    guard.confirm().await.unwrap();
+    assert_eq!(guard.release().await, ReleaseOutcome::Released);
+    proxy.heal();
+    nothing_left(server(), &name).await;
+}
+
+/// Copies of it, while the next one holds the lock and when it is free: they change nothing.
+#[tokio::test]
+async fn copies_of_a_hand_off_change_nothing() {
+    let proxy = Proxy::start(server().port());
+    let client = client_of(&proxy.url(), LEASE).await;
+    script_known(&client).await;
+    let cli = server().cli().await;
+    let name = unique_name();
+    let (first, mut waiting) = line(&client, &name, 1).await;
+    drop(first);
+    let guard = waiting.remove(0).await.unwrap();
+    let sent = proxy.requests(&bytes(script()));
+    let copy = sent.last().expect("it was handed on");
+    let before = (cli.hash(&name).await, cli.pttl(&name).await);
+    proxy.replay(copy).await;
+    let after = (cli.hash(&name).await, cli.pttl(&name).await);
+    assert_eq!(before.0, after.0);
+    assert!(after.1 <= before.1, "lengthened: {before:?} {after:?}");
+    guard.confirm().await.unwrap();
+    assert_eq!(guard.release().await, ReleaseOutcome::Released);
+    proxy.replay(copy).await;
+    nothing_left(server(), &name).await;
+}
+
+/// There is no answer, and whoever was next leaves: both holds are released, whichever of them the server
+/// has, and nobody waits for a lease.
+#[tokio::test]
+async fn a_hand_off_that_nobody_waits_for_is_undone() {
+    let other = client_of(&server().url(), LEASE).await;
+    let script = script();
+    for fault in [
+        Fault::reply(bytes(&script), Act::Swallow(Then::Discard)),
+        Fault::request(bytes(&script), Act::Swallow(Then::Discard)),
+    ] {
+        let proxy = Proxy::start(server().port());
+        let client = impatient(&proxy).await;
+        let name = unique_name();
+        let (first, mut waiting) = line(&client, &name, 1).await;
+        let lost = proxy.inject(fault);
+        drop(first);
+        lost.hit().await;
+        let leaves = waiting.remove(0);
+        leaves.abort();
+        assert!(leaves.await.unwrap_err().is_cancelled());
+        let ruler = Ruler::start();
+        let start = Instant::now();
+        let got = other.lock(name.as_str()).acquire().await.unwrap();
+        let after = start.elapsed();
+        assert!(after < LEASE / 2 + ruler.allowance(), "{after:?}");
+        assert_eq!(got.release().await, ReleaseOutcome::Released);
+        proxy.heal();
+        nothing_left(server(), &name).await;
+    }
+}
+
+/// The answer to an attempt to take it was lost, so a copy may yet run, and make the old hold anew when it
+/// has been handed on: so it is released.
+#[tokio::test]
+async fn a_hold_that_may_come_back_is_not_handed_on() {
+    let proxy = Proxy::start(server().port());
+    let client = impatient(&proxy).await;
+    for lost in [false, true] {
+        let name = unique_name();
+        let before = proxy.count(&bytes(script()));
+        if lost {
+            proxy.inject(Fault::reply(bytes(&name), Act::Swallow(Then::Reset)));
+        }
+        let (first, mut waiting) = line(&client, &name, 1).await;
+        assert_eq!(first.release().await, ReleaseOutcome::Released);
+        let guard = waiting.remove(0).await.unwrap();
+        let handed_on = proxy.count(&bytes(script())) - before;
+        assert_eq!(handed_on, usize::from(!lost));
+        assert_eq!(guard.release().await, ReleaseOutcome::Released);
+        proxy.heal();
+        nothing_left(server(), &name).await;
+    }
 }

@@ -956,3 +956,51 @@ async fn nobody_reads_what_is_half_written() {
     cli.cmd(&["DEL", &one, &two]).await.ok();
     nothing_left(server(), &name).await;
 }
+
+/// A rule is withdrawn while a reader asks to write, and given back: he reads on, and what was done of it by
+/// half does not keep others out for a lease.
+async fn upgrade_without_a_rule(command: &str) {
+    let server = Server::start();
+    let cli = server.cli().await;
+    let user = ["ACL", "SETUSER", "app", "on", ">pw", "~*", "&*", "+@all"];
+    cli.cmd(&user).await.ok();
+    let url = format!("redis://app:pw@127.0.0.1:{}", server.port());
+    let client = client_of(&url, LEASE).await;
+    let other = client_of(&server.url(), LEASE).await;
+    let name = unique_name();
+    let read = client
+        .rw_lock(name.as_str())
+        .read()
+        .acquire()
+        .await
+        .unwrap();
+    let rule = async |sign: &str| {
+        let rule = format!("{sign}{command}");
+        cli.cmd(&["ACL", "SETUSER", "app", &rule]).await.ok();
+    };
+    rule("-").await;
+    let (read, error) = RwLock::try_upgrade(read).await.unwrap_err();
+    assert!(matches!(error, Error::Denied { .. }), "{error:?}");
+    rule("+").await;
+    assert!(read.is_held());
+    // Others may read with him, as soon as what was done by half is undone.
+    let reader = other.rw_lock(name.as_str()).read();
+    let (reader, _) = tokio::time::timeout(secs(10), wait_for(reader))
+        .await
+        .expect("others are kept out")
+        .unwrap();
+    read.confirm().await.unwrap();
+    drop(reader);
+    assert_eq!(read.release().await, ReleaseOutcome::Released);
+    nothing_left(&server, &name).await;
+}
+
+#[tokio::test]
+async fn an_upgrade_that_may_not_remove_the_reader_leaves_no_writer() {
+    upgrade_without_a_rule("hdel").await;
+}
+
+#[tokio::test]
+async fn an_upgrade_that_may_not_set_a_deadline_leaves_no_writer() {
+    upgrade_without_a_rule("pexpire").await;
+}

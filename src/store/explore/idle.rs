@@ -1,7 +1,7 @@
 //! Which requests change nothing: told by `apply` itself, so that no rule is taken for granted.
 
 use super::server::{Question, Table};
-use super::world::{Ask, Entry, HOLDS, Request, Server};
+use super::world::{Ask, Entry, HOLDS, Request, Server, heir};
 
 /// Requests that change nothing on the server, by kind and hold.
 pub(super) struct Idle {
@@ -19,8 +19,20 @@ impl Idle {
         };
         for ask in ASKS {
             for hold in 0..HOLDS {
+                let is_handing = matches!(ask, Ask::HandOff(_) | Ask::ReleaseBoth);
+                if is_handing && heir(hold).is_none() {
+                    continue;
+                }
                 for server in servers(table.config.lease) {
-                    let its_own = server.entry.is_some_and(|entry| entry.hold == hold);
+                    let half = server.entry.filter(|entry| entry.half);
+                    // It is in nobody's hands, to be handed on.
+                    let is_half = half.is_some_and(|entry| heir(entry.hold) == Some(hold));
+                    let unheard_of = half.is_some() && table.config.budget.refusals == 0;
+                    if unheard_of || (is_half && matches!(ask, Ask::HandOff(_))) {
+                        continue;
+                    }
+                    let its_own = server.has(hold)
+                        || (ask == Ask::ReleaseBoth && heir(hold).is_some_and(|to| server.has(to)));
                     let mut changes = |late| {
                         let question = Question {
                             server,
@@ -52,7 +64,18 @@ impl Idle {
 fn servers(lease: i8) -> impl Iterator<Item = Server> {
     let entries = (0..HOLDS).flat_map(move |hold| {
         let counts = 1..=MOST;
-        counts.flat_map(move |count| (1..=lease).map(move |left| Entry { hold, count, left }))
+        counts.flat_map(move |count| {
+            (1..=lease).flat_map(move |left| {
+                let halves = [false, true].into_iter();
+                let halves = halves.filter(move |half| !half || heir(hold).is_some());
+                halves.map(move |half| Entry {
+                    hold,
+                    count,
+                    left,
+                    half,
+                })
+            })
+        })
     });
     let entries = entries.map(Some).chain([None]);
     entries.map(|entry| Server { entry, last: None })
@@ -66,12 +89,14 @@ fn kind(ask: Ask) -> usize {
         Ask::Release => 3,
         Ask::Renew(_) => 4,
         Ask::Force => 5,
+        Ask::HandOff(_) => 6,
+        Ask::ReleaseBoth => 7,
     }
 }
 
-const KINDS: usize = 6;
+const KINDS: usize = 8;
 
-const ASKS: [Ask; 7] = [
+const ASKS: [Ask; 9] = [
     Ask::Acquire(0),
     Ask::Nest(1),
     Ask::Leave,
@@ -79,6 +104,8 @@ const ASKS: [Ask; 7] = [
     Ask::Renew(1),
     Ask::Renew(2),
     Ask::Force,
+    Ask::HandOff(0),
+    Ask::ReleaseBoth,
 ];
 
 /// Counts above it are met in the same way.

@@ -8,7 +8,7 @@ use super::idle::Idle;
 use super::rules::{Config, Property, Rule};
 use super::server::{Question, TICK_MS, Table};
 use super::steps::Step;
-use super::world::{Ask, Phase, Reply, Request, Server, Told, World};
+use super::world::{Ask, Phase, Reply, Request, Server, Told, World, heir};
 use crate::lease::Term;
 
 /// The rules by which one world follows another.
@@ -46,6 +46,16 @@ impl Model {
                 }
                 let request = next.requests.take(slot)?;
                 broken = self.run(&mut next, request);
+            }
+            Step::Refuse(slot, half) => {
+                if slot > 0 && world.requests.get(slot) == world.requests.get(slot - 1) {
+                    return None;
+                }
+                let request = next.requests.get(slot)?;
+                if !self.refuse(&mut next, request, half) {
+                    return None;
+                }
+                next.requests.take(slot);
             }
             Step::Read(slot) => {
                 let reply = next.replies.take(slot)?;
@@ -88,6 +98,8 @@ impl Model {
             | Step::CancelNested(hold)
             | Step::Leave(hold)
             | Step::Renew(hold)
+            | Step::HandOff(hold)
+            | Step::GiveUp(hold)
             | Step::Force(hold) => {
                 if !self.by_client(&mut next, step, hold) {
                     return None;
@@ -150,7 +162,7 @@ impl Model {
                 hold,
                 told,
                 token: outcome.token,
-                conclusive: ask == Ask::Release
+                conclusive: matches!(ask, Ask::Release | Ask::ReleaseBoth)
                     && (request.conclusive || world.holds[hold].open_left < 0),
                 copied: request.copied,
                 after_step: world.stepped,
@@ -161,8 +173,9 @@ impl Model {
         if outcome.created && self.config.tokens {
             world.greatest = world.greatest.max(outcome.token);
         }
-        let of_another = before.entry.is_some_and(|entry| entry.hold != hold);
-        let of_this = before.entry.is_some_and(|entry| entry.hold == hold);
+        let also = heir(hold).filter(|_| matches!(ask, Ask::HandOff(_) | Ask::ReleaseBoth));
+        let of_this = before.has(hold) || also.is_some_and(|heir| before.has(heir));
+        let of_another = before.entry.is_some() && !of_this;
         let broken = if of_another && outcome.server.entry != before.entry {
             Property::OnlyItsOwn
         } else if of_this && !late && !matches!(outcome.told, Told::Yes(_)) {
@@ -173,6 +186,35 @@ impl Model {
             return None;
         };
         self.config.properties.contains(&broken).then_some(broken)
+    }
+
+    /// The server refuses a hand-off, be it half-way; whether this can happen.
+    fn refuse(&mut self, world: &mut World, request: Request, half: bool) -> bool {
+        let Request { ask, hold, .. } = request;
+        if !matches!(ask, Ask::HandOff(_)) || !spend(&mut world.budget.refusals) {
+            return false;
+        }
+        if half {
+            // The heir's field was written, and the old one not yet removed.
+            match &mut world.server.entry {
+                Some(entry) if entry.hold == hold && !entry.half && request.left >= 0 => {
+                    entry.half = true;
+                }
+                _ => return false,
+            }
+        }
+        if !request.copy {
+            world.replies.put(Reply {
+                ask,
+                hold,
+                told: Told::Refused,
+                token: self.config.oldest_token(),
+                conclusive: false,
+                copied: request.copied,
+                after_step: world.stepped,
+            });
+        }
+        true
     }
 
     /// For how long an answer may be believed that says `left`, to a request sent `age` ticks ago.

@@ -51,6 +51,24 @@ pub(super) enum Rule {
     OnlyOwnCopies,
     /// Tokens are at least the server's time, not a bare count.
     TokenFollowsClock,
+    /// A hand-off takes the lock from the hold it names, and from no other.
+    HandOffFromItsOwn,
+    /// A hand-off never takes a free lock.
+    HandOffCreatesNothing,
+    /// A hand-off past its deadline does nothing.
+    HandOffDeadline,
+    /// A hand-off makes a token.
+    HandOffMakesToken,
+    /// A hold whose acquire may yet run is not handed on.
+    OpenIsNotHandedOn,
+    /// Who is next believes when the hand-off was answered, not when it was sent.
+    HeirWaits,
+    /// A grant that finds nobody waiting is given back.
+    StrandedIsReleased,
+    /// Who gives a hand-off up, or hears that it was refused, releases both holds.
+    BothAreReleased,
+    /// That release is conclusive only when no hand-off can run after it.
+    HandOffSitOut,
 }
 
 /// What is searched.
@@ -66,7 +84,8 @@ pub(super) struct Config {
     pub(super) clock_step: i8,
     /// Ticks by which it is set when the memory is lost.
     pub(super) clock_at_loss: i8,
-    /// The holds that may be started: 0 and 1 are of one flow of work, 2 of another process.
+    /// The holds that may be started: 0 and 1 are of one flow of work, 2 of another process. Those that
+    /// one is handed on to, 1 and 3, are not.
     pub(super) holds: &'static [usize],
 }
 

@@ -28,10 +28,12 @@ pub(super) fn search(config: &Config, limit: usize) -> Verdict {
     let mut model = Model::new(config);
     let mut seen = Seen::default();
     seen.insert(model.start(), 0);
+    let steps = STEPS.into_iter().filter(|step| step.is_within(config));
+    let steps: Vec<_> = steps.collect();
     let mut at = 0;
     while at < seen.len() {
         let world = seen.world(at);
-        for step in STEPS {
+        for &step in &steps {
             let Some((next, broken)) = model.step(&world, step) else {
                 continue;
             };

@@ -11,7 +11,7 @@ use uuid::Uuid;
 use super::client::is_done_however_late;
 use super::rules::{Config, Rule};
 use super::search::QuickHasher;
-use super::world::{Ask, Entry, Server, Token, Told};
+use super::world::{Ask, Entry, Server, Token, Told, heir};
 use crate::kind::Kind;
 use crate::store::memory::{State, Value, apply};
 use crate::store::{Answer, Op, OwnerId, TokenRule, Verb};
@@ -74,7 +74,12 @@ impl Table {
         let mut state = self.state(before);
         let answer = self.do_altered(&mut state, question);
         let mut server = self.read_back(&mut state, question);
-        let created = before.entry.is_none() && server.entry.is_some();
+        let holder = |server: &Server| server.entry.map(|entry| entry.hold);
+        let moved = matches!(question.ask, Ask::HandOff(_)) && holder(&before) != holder(&server);
+        let created = server.entry.is_some() && (before.entry.is_none() || moved);
+        if !self.config.has(Rule::HandOffMakesToken) && matches!(question.ask, Ask::HandOff(_)) {
+            server.last = before.last;
+        }
         if !self.config.has(Rule::TokenFollowsClock) {
             server.last = match before.last {
                 last if !created => last,
@@ -108,7 +113,10 @@ impl Table {
         let mut state = State::default();
         if let Some(entry) = server.entry {
             let field = self.owner(entry.hold).to_string();
-            let fields = BTreeMap::from([(field, entry.count.to_string())]);
+            let mut fields = BTreeMap::from([(field, entry.count.to_string())]);
+            if let Some(heir) = heir(entry.hold).filter(|_| entry.half) {
+                fields.insert(self.owner(heir).to_string(), "1".to_owned());
+            }
             let expires_ms = NOW_US / 1000 + lease_ms(entry.left);
             state.put(&self.name, Value::Hash(fields), Some(expires_ms));
         }
@@ -123,16 +131,20 @@ impl Table {
             let Value::Hash(fields) = &key.value else {
                 panic!("the key is a hash");
             };
-            assert_eq!(fields.len(), 1, "a lock has one owner");
-            let (field, count) = fields.first_key_value().unwrap();
+            // Who had it before, or else who asked, or the heir of either.
             let maker = question.server.entry.map(|entry| entry.hold);
-            let hold = maker
-                .filter(|hold| self.owner(*hold).to_string() == *field)
-                .unwrap_or(question.hold);
+            let askers = [maker, Some(question.hold)].into_iter().flatten();
+            let heirs = askers.clone().filter_map(heir);
+            let count_of = |hold: usize| fields.get(&self.owner(hold).to_string());
+            let hold = askers.chain(heirs).find(|hold| count_of(*hold).is_some());
+            let hold = hold.expect("the owner is one of those");
+            let half = fields.len() == 2 && heir(hold).is_some_and(|to| count_of(to).is_some());
+            assert!(half || fields.len() == 1, "a lock has one owner");
             Entry {
                 hold,
-                count: count.parse().unwrap(),
+                count: count_of(hold).unwrap().parse().unwrap(),
                 left: ticks(key.expires_ms.unwrap() - NOW_US / 1000),
+                half,
             }
         });
         let last = state
@@ -176,6 +188,34 @@ impl Table {
             {
                 self.run(state, self.verb(question, Ask::Acquire(0)), late)
             }
+            Ask::HandOff(_) if !self.config.has(Rule::HandOffDeadline) => {
+                self.run(state, self.verb(question, ask), false)
+            }
+            Ask::HandOff(_)
+                if !self.config.has(Rule::HandOffCreatesNothing)
+                    && question.server.entry.is_none() =>
+            {
+                let to = heir(question.hold).expect("has an heir");
+                let taken = Question {
+                    hold: to,
+                    ..*question
+                };
+                self.run(state, self.verb(&taken, Ask::Acquire(0)), late)
+            }
+            Ask::HandOff(_)
+                if !self.config.has(Rule::HandOffFromItsOwn)
+                    && !question.server.has(question.hold)
+                    && !heir(question.hold).is_some_and(|to| question.server.has(to)) =>
+            {
+                let Server { entry, last } = question.server;
+                let entry = entry.map(|entry| Entry {
+                    hold: question.hold,
+                    half: false,
+                    ..entry
+                });
+                *state = self.state(Server { entry, last });
+                self.run(state, self.verb(question, ask), late)
+            }
             _ => self.run(state, self.verb(question, ask), late),
         }
     }
@@ -218,15 +258,16 @@ impl Table {
     fn verb(&self, question: &Question, ask: Ask) -> Verb {
         let owner = self.owner(question.hold);
         let lease_ms = lease_ms(self.config.lease);
+        let token = TokenRule {
+            floor: self.floor_us(question.floor),
+            retention_ms: None,
+            reserve: 0,
+        };
         let acquire = |count| Verb::Acquire {
             owner,
             count,
             lease_ms,
-            token: TokenRule {
-                floor: self.floor_us(question.floor),
-                retention_ms: None,
-                reserve: 0,
-            },
+            token,
         };
         let release = |count| Verb::Release {
             owner,
@@ -245,6 +286,17 @@ impl Table {
             },
             Ask::Force => Verb::ForceRelease {
                 owner: owner.to_string(),
+            },
+            Ask::HandOff(_) => Verb::HandOff {
+                from: owner,
+                to: self.owner(heir(question.hold).expect("has an heir")),
+                lease_ms,
+                token,
+            },
+            Ask::ReleaseBoth => Verb::Release {
+                owner,
+                count: 0,
+                also: heir(question.hold).map(|to| self.owner(to)),
             },
         }
     }

@@ -4,7 +4,7 @@ use super::client::is_done_however_late;
 use super::model::{DEADLINE, Model};
 use super::rules::Rule;
 use super::server::PER_TICK;
-use super::world::{Ask, HOLDS, Phase, Token, Told, World};
+use super::world::{Ask, HOLDS, Phase, Token, Told, World, heir};
 
 impl Model {
     pub(super) fn tick(&self, world: &mut World) {
@@ -86,15 +86,19 @@ impl Model {
     /// Takes out what makes states differ and can make no difference: as if it were lost.
     pub(super) fn forget_what_cannot_matter(&self, world: &mut World) {
         let holds = world.holds;
-        let on_server = world.server.entry.map(|entry| entry.hold);
+        let server = world.server;
         let mut acquiring = [false; HOLDS];
         world.requests.update(|request| {
             acquiring[request.hold] |= matches!(request.ask, Ask::Acquire(_));
+            if let (Ask::HandOff(_), Some(heir)) = (request.ask, heir(request.hold)) {
+                acquiring[heir] = true;
+            }
             true
         });
         let latest = self.config.latest();
         let is_over =
-            |hold: usize| holds[hold].is_unwanted() && on_server != Some(hold) && !acquiring[hold];
+            |hold: usize| holds[hold].is_unwanted() && !server.has(hold) && !acquiring[hold];
+        let are_over = |hold: usize| is_over(hold) && heir(hold).is_none_or(is_over);
         world.requests.update(|request| {
             let phase = holds[request.hold].phase;
             let late = request.left <= latest && self.idle.is_when_late(request);
@@ -103,6 +107,11 @@ impl Model {
                 Ask::Acquire(_) => !late || phase == Phase::Waiting,
                 Ask::Nest(_) | Ask::Leave | Ask::Renew(_) => !late && !over,
                 Ask::Release => !over || phase != Phase::Done,
+                Ask::HandOff(_) => (!late && !over) || phase == Phase::Handing,
+                Ask::ReleaseBoth => {
+                    let both = are_over(request.hold) && self.idle.is_without_its_hold(request);
+                    !both || phase != Phase::Done
+                }
                 Ask::Force => true,
             }
         });
@@ -113,7 +122,9 @@ impl Model {
                 (Ask::Nest(asked), Phase::Held) => asked == hold.nesting,
                 (Ask::Acquire(_), Phase::Waiting | Phase::Held)
                 | (Ask::Leave | Ask::Renew(_), Phase::Held)
-                | (Ask::Release, Phase::Ending) => true,
+                | (Ask::Release, Phase::Ending | Phase::EndingBoth)
+                | (Ask::HandOff(_), Phase::Handing)
+                | (Ask::ReleaseBoth, Phase::EndingBoth) => true,
                 _ => false,
             }
         });

@@ -37,6 +37,8 @@ pub(super) struct Entry {
     pub(super) hold: usize,
     pub(super) count: i8,
     pub(super) left: i8,
+    /// Beside it is the field of its heir: a hand-off was refused half-way.
+    pub(super) half: bool,
 }
 
 /// A token: eighths of a tick from the server's now, or its plain value if tokens are a bare count.
@@ -73,6 +75,14 @@ pub(super) enum Phase {
     Gone,
     /// The last level was left, or the waiter: a release was posted.
     Ending,
+    /// The last level was left, and a hand-off was posted.
+    Handing,
+    /// The hand-off was given up: a release of both was posted.
+    EndingBoth,
+    /// Somebody waits for a hand-off to it.
+    Next,
+    /// Nobody waits any more for the hand-off to it.
+    NextLeft,
     /// A conclusive release was answered.
     Done,
 }
@@ -92,6 +102,10 @@ pub(super) enum Ask {
     Renew(i8),
     /// `ForceRelease`, by an operator who has seen this hold.
     Force,
+    /// `HandOff` to the heir; the number of the attempt.
+    HandOff(i8),
+    /// `Release` to count 0, and in the same operation of the heir.
+    ReleaseBoth,
 }
 
 /// A request under way.
@@ -135,6 +149,7 @@ pub(super) enum Told {
     Taken,
     Gone,
     Late,
+    Refused,
 }
 
 /// What may still happen.
@@ -154,6 +169,9 @@ pub(super) struct Budget {
     pub(super) losses: i8,
     /// Steps of the server's clock.
     pub(super) steps: i8,
+    pub(super) hand_offs: i8,
+    /// Hand-offs that the server refuses, half-way or before.
+    pub(super) refusals: i8,
 }
 
 /// A sorted set of at most `N`; what finds no room is lost.
@@ -244,7 +262,13 @@ impl Hold {
     pub(super) fn is_unwanted(self) -> bool {
         matches!(
             self.phase,
-            Phase::Lost | Phase::Gone | Phase::Ending | Phase::Done
+            Phase::Lost
+                | Phase::Gone
+                | Phase::Ending
+                | Phase::Handing
+                | Phase::EndingBoth
+                | Phase::NextLeft
+                | Phase::Done
         )
     }
 
@@ -285,7 +309,7 @@ impl World {
 
     /// Whether the server has this hold.
     pub(super) fn is_on_server(&self, hold: usize) -> bool {
-        self.server.entry.is_some_and(|entry| entry.hold == hold)
+        self.server.has(hold)
     }
 }
 
@@ -294,15 +318,30 @@ impl Server {
         entry: None,
         last: None,
     };
+
+    pub(super) fn has(&self, hold: usize) -> bool {
+        self.entry.is_some_and(|entry| {
+            entry.hold == hold || (entry.half && heir(entry.hold) == Some(hold))
+        })
+    }
 }
 
 /// The process a hold belongs to.
 pub(super) fn process(hold: usize) -> usize {
-    usize::from(hold == HOLDS - 1)
+    usize::from(hold == 2)
 }
 
-/// Two of process 0, one of process 1.
-pub(super) const HOLDS: usize = 3;
+/// To which hold of the same process this one may be handed on.
+pub(super) fn heir(hold: usize) -> Option<usize> {
+    match hold {
+        0 => Some(1),
+        1 => Some(3),
+        _ => None,
+    }
+}
+
+/// Three of process 0, and hold 2 of process 1.
+pub(super) const HOLDS: usize = 4;
 
 impl fmt::Display for World {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -313,6 +352,9 @@ impl fmt::Display for World {
                 "server: hold {} x{}, {} left",
                 entry.hold, entry.count, entry.left
             )?,
+        }
+        if self.server.entry.is_some_and(|entry| entry.half) {
+            write!(f, ", and its heir")?;
         }
         for (number, hold) in self.holds.iter().enumerate() {
             if hold.phase != Phase::Idle {
@@ -353,6 +395,7 @@ impl fmt::Display for Told {
             Self::Taken => f.write_str("taken"),
             Self::Gone => f.write_str("gone"),
             Self::Late => f.write_str("late"),
+            Self::Refused => f.write_str("refused"),
         }
     }
 }
@@ -366,6 +409,8 @@ impl fmt::Display for Ask {
             Self::Release => "release(0)",
             Self::Renew(_) => "renew",
             Self::Force => "force",
+            Self::HandOff(_) => "hand-off",
+            Self::ReleaseBoth => "release(0) of both",
         })
     }
 }

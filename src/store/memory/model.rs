@@ -231,6 +231,10 @@ fn hand_off(
     rule: TokenRule,
 ) -> Result<Answer, Refusal> {
     if state.holds(name, &to) {
+        if from != to {
+            // There only if an earlier copy was refused half-way.
+            state.remove(name, &from.to_string());
+        }
         return already_granted(state, now, name, lease_ms, rule);
     }
     let blindly = seeded(Bug::HandOffCreates);

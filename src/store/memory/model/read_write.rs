@@ -276,6 +276,10 @@ fn hand_off(
     rule: TokenRule,
 ) -> Result<Answer, Refusal> {
     if state.has(name, &writer(to)) {
+        if from != to {
+            // There only if an earlier copy was refused half-way.
+            state.remove(name, &writer(from));
+        }
         return already_granted(state, now, name, lease_ms, rule);
     }
     if !state.has(name, &writer(from)) {
@@ -337,10 +341,13 @@ fn upgrade(
     lease_ms: u64,
     rule: TokenRule,
 ) -> Result<Answer, Refusal> {
+    let reader = from.to_string();
     if state.has(name, &writer(to)) {
+        // There only if an earlier copy was refused half-way.
+        state.remove(name, &reader);
+        state.delete_reader(name, &reader, 1);
         return already_granted(state, now, name, lease_ms, rule);
     }
-    let reader = from.to_string();
     if !state.reads(name, &reader) {
         return Ok(state.gone(name));
     }

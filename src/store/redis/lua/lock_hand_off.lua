@@ -9,10 +9,14 @@
 --           GONE 0 or 1          neither has it: nothing was made; what is there instead
 --           LATE                 past the deadline: nothing done
 -- Writes    SET of the counter, PEXPIRE, HSET, HDEL; no message, as the lock was never free
--- Repeat    safe: a copy finds the new owner and changes nothing (it writes the same deadline again)
+-- Repeat    safe: a copy finds the new owner and changes nothing (it writes the same deadline again), unless
+--           the old one is there as well: that copy goes on where an earlier one was refused
 
 local function hand_off(hash, counter, from, to, lease_ms, floor, retention_ms, reserve)
   if of_owner('HEXISTS', hash, to) == 1 then
+    if from ~= to then
+      of_owner('HDEL', hash, from) -- there only if an earlier copy was refused half-way
+    end
     return granted_before(hash, counter, call('PTTL', hash), lease_ms, floor, reserve)
   end
   if of_owner('HEXISTS', hash, from) ~= 1 then

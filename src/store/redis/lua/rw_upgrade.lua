@@ -11,11 +11,14 @@
 --           LATE                 past the deadline: nothing done
 -- Writes    SET of the counter, HSET, HDEL, DEL, PEXPIRE; no message, as nobody else may come in. For TAKEN
 --           and LATE nothing
--- Repeat    safe: a copy finds the writer and changes nothing (it writes the same deadline again)
+-- Repeat    safe: a copy finds the writer and changes nothing (it writes the same deadline again), unless the
+--           reader is there as well: that copy goes on where an earlier one was refused
 
 local function upgrade(hash, counter, own, from, to, lease_ms, floor, retention_ms, base)
   local left = call('PTTL', hash)
   if of_owner('HEXISTS', hash, to .. ':write') == 1 then
+    of_owner('HDEL', hash, from) -- there only if an earlier copy was refused half-way
+    call('DEL', own)
     return granted_before(hash, counter, left, lease_ms, floor)
   end
   if of_owner('HEXISTS', hash, from) ~= 1 or call('PTTL', own) == -2 then
