@@ -25,7 +25,7 @@ impl Script {
     }
 
     fn with_prelude(body: &str) -> Self {
-        Self::new(format!("{PRELUDE}\n{body}"))
+        Self::new(slim(&format!("{PRELUDE}\n{body}")))
     }
 
     /// What the script shares with others comes before it, in this order.
@@ -44,6 +44,93 @@ impl Script {
         assert_eq!(self.text.matches(READING).count(), 1, "one reading of time");
         Self::new(self.text.replace(READING, "{0, ARGV[#ARGV]}"))
     }
+}
+
+/// The same script without comments and without functions that nobody calls, and with numbers in the place of
+/// the constants: each function and each name it knows is made anew whenever the script runs, and a call
+/// with one op spends as much on that as on the op.
+fn slim(text: &str) -> String {
+    let mut chunks: Vec<(Option<&str>, String)> = Vec::new();
+    let mut constants: Vec<(&str, String)> = Vec::new();
+    let mut inside = false;
+    for line in text.lines() {
+        let line = line.split(" -- ").next().unwrap_or_default().trim_end();
+        if inside {
+            if let Some((_, chunk)) = chunks.last_mut() {
+                chunk.push_str(line);
+                chunk.push('\n');
+            }
+            inside = line != "end";
+        } else if line.is_empty() || line.starts_with("--") {
+        } else if let Some(found) = constants_of(line) {
+            constants.extend(found);
+        } else {
+            let name = line
+                .strip_prefix("local function ")
+                .and_then(|rest| rest.split('(').next());
+            inside = name.is_some();
+            chunks.push((name, format!("{line}\n")));
+        }
+    }
+    // From the end: what is looked for is used further down, or by the function itself.
+    for at in (0..chunks.len()).rev() {
+        let later = &chunks[at + 1..];
+        if chunks[at]
+            .0
+            .is_some_and(|name| !later.iter().any(|(_, text)| mentions(text, name)))
+        {
+            chunks.remove(at);
+        }
+    }
+    let mut slim: String = chunks.into_iter().map(|(_, text)| text).collect();
+    for (name, value) in constants {
+        slim = with_words(&slim, |word| (word == name).then_some(&*value));
+    }
+    slim
+}
+
+/// Names and values of a line like `local ONE, TWO = 1, 2`; `None` if it is another.
+fn constants_of(line: &str) -> Option<Vec<(&str, String)>> {
+    let (names, values) = line.strip_prefix("local ")?.split_once(" = ")?;
+    let is_name = |name: &str| name.chars().all(|c| c.is_ascii_uppercase() || c == '_');
+    let is_number = |value: &str| {
+        value
+            .chars()
+            .all(|c| c.is_ascii_digit() || " ^*-".contains(c))
+    };
+    let (names, values): (Vec<_>, Vec<_>) =
+        (names.split(", ").collect(), values.split(", ").collect());
+    let matching = names.len() == values.len();
+    let constant = names.iter().all(|name| is_name(name)) && values.iter().all(|v| is_number(v));
+    (matching && constant).then(|| {
+        let values = values.into_iter().map(|value| format!("({value})"));
+        names.into_iter().zip(values).collect()
+    })
+}
+
+fn mentions(text: &str, name: &str) -> bool {
+    words(text).any(|word| word == name)
+}
+
+fn with_words<'a>(text: &'a str, other: impl Fn(&str) -> Option<&'a str>) -> String {
+    words(text)
+        .map(|word| other(word).unwrap_or(word))
+        .collect()
+}
+
+/// The text in pieces: words of letters, digits and `_`, and what is between them.
+fn words(text: &str) -> impl Iterator<Item = &str> {
+    let is_word = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    let mut rest = text;
+    std::iter::from_fn(move || {
+        let first = rest.chars().next()?;
+        let end = rest
+            .find(|c| is_word(c) != is_word(first))
+            .unwrap_or(rest.len());
+        let (word, after) = rest.split_at(end);
+        rest = after;
+        Some(word)
+    })
 }
 
 /// The script that does ops like this one.
@@ -570,6 +657,39 @@ mod tests {
         let good = Value::Array(vec!["1".into(), number(2), number(8), number(9), number(0)]);
         let decoded = decode(&good, &ops).unwrap();
         assert_eq!(decoded.answers, [Answer::Renewed { remaining_ms: 9 }]);
+    }
+
+    #[test]
+    fn scripts_have_the_functions_they_call_and_no_others() {
+        let named = |text: &'static str| {
+            text.split("\nlocal function ")
+                .skip(1)
+                .filter_map(|rest| rest.split('(').next())
+        };
+        let parts = [PRELUDE, TOKENS, LEVELS, QUEUE, KEEPING, RW];
+        let shared: Vec<_> = parts.into_iter().flat_map(named).collect();
+        assert!(shared.contains(&"expect") && shared.contains(&"next_token"));
+        for (name, script) in all() {
+            for function in &shared {
+                let made = format!("local function {function}(");
+                let uses = words(&script.text).filter(|word| word == function);
+                match uses.count() {
+                    0 => {}
+                    1 => panic!("{name}: nobody calls {function}"),
+                    _ => assert!(script.text.contains(&made), "{name}: {function}"),
+                }
+            }
+            for constant in ["GRANTED", "QUEUED", "TOKEN_END", "MOST_HOLDS"] {
+                assert!(!mentions(&script.text, constant), "{name}: {constant}");
+            }
+        }
+        assert!(!script_text("clock").contains("answer"));
+        assert!(script_text("lock_acquire").contains("return (1), token, lease_ms"));
+    }
+
+    fn script_text(name: &str) -> &'static str {
+        let found = all().into_iter().find(|(other, _)| *other == name);
+        &found.unwrap().1.text
     }
 
     #[test]
