@@ -19,8 +19,8 @@ end
 
 -- Makes the first level of a hold.
 local function begin(hash, owner, lease_ms)
-  call('HSET', hash, owner, 1)
-  local expires = redis.pcall('PEXPIRE', hash, lease_ms)
+  expect(ask('HSET', hash, owner, '1'), 'HSET')
+  local expires = ask('PEXPIRE', hash, lease_ms)
   if expires ~= 1 then -- a hold without deadline would stay for ever
     redis.pcall('HDEL', hash, owner)
     error(expires.err .. ' (PEXPIRE)', 0)

@@ -12,8 +12,9 @@
 -- Writes    SET of the counter, HSET, PEXPIRE; nothing for any answer but GRANTED and HELD
 -- Repeat    safe: a copy finds its owner id and changes nothing (it writes the same deadline again)
 
-local function take(hash, counter, owner, lease_ms, floor, retention_ms)
-  local left = call('PTTL', hash)
+local function take(hash, counter, owner, lease, floor, retention_ms)
+  local lease_ms = numbers[lease]
+  local left = expect(ask('PTTL', hash), 'PTTL')
   if left ~= -2 then
     if call('HEXISTS', hash, owner) == 1 then
       return granted_before(hash, counter, left, lease_ms, floor)
@@ -25,23 +26,25 @@ local function take(hash, counter, owner, lease_ms, floor, retention_ms)
     return LATE
   end
   local token = next_token(counter, lease_ms, floor, retention_ms)
-  begin(hash, owner, lease_ms)
+  begin(hash, owner, lease)
   return GRANTED, token, lease_ms
 end
 
 local ops = op_count(2, 2, 5)
 for i = 1, ops do
   local at = 5 * i - 2
-  ARGV[at + 1], ARGV[at + 2] = whole(at + 1, 1), whole(at + 2, 1)
-  ARGV[at + 3], ARGV[at + 4] = whole(at + 3, 0), whole(at + 4, 0)
+  whole(at + 1, 1)
+  whole(at + 2, 1)
+  whole(at + 3, 0)
+  whole(at + 4, 0)
 end
-for i = 1, ops do
+answer_each(ops, function(i)
   local at = 5 * i - 2
-  local owner, count, lease_ms = ARGV[at], ARGV[at + 1], ARGV[at + 2]
+  local owner, count, lease = ARGV[at], numbers[ARGV[at + 1]], ARGV[at + 2]
   if count == 1 then
-    answer(take, KEYS[2 * i - 1], KEYS[2 * i], owner, lease_ms, ARGV[at + 3], ARGV[at + 4])
-  else
-    answer(nest, KEYS[2 * i - 1], owner, count, lease_ms)
+    local floor, retention_ms = numbers[ARGV[at + 3]], numbers[ARGV[at + 4]]
+    return take(KEYS[2 * i - 1], KEYS[2 * i], owner, lease, floor, retention_ms)
   end
-end
+  return nest(KEYS[2 * i - 1], owner, count, numbers[lease])
+end)
 return reply

@@ -12,38 +12,42 @@
 -- Repeat    safe: a copy finds the new owner and changes nothing (it writes the same deadline again), unless
 --           the old one is there as well: that copy goes on where an earlier one was refused
 
-local function hand_off(hash, counter, from, to, lease_ms, floor, retention_ms, reserve)
-  if of_owner('HEXISTS', hash, to) == 1 then
+local function hand_off(hash, counter, from, to, lease, floor, retention_ms, reserve)
+  local lease_ms = numbers[lease]
+  if expect_owner(ask('HEXISTS', hash, to), 'HEXISTS') == 1 then
     if from ~= to then
       of_owner('HDEL', hash, from) -- there only if an earlier copy was refused half-way
     end
     return granted_before(hash, counter, call('PTTL', hash), lease_ms, floor, reserve)
   end
-  if of_owner('HEXISTS', hash, from) ~= 1 then
+  if expect_owner(ask('HEXISTS', hash, from), 'HEXISTS') ~= 1 then
     return gone(hash)
   end
   if late then
     return LATE
   end
   local token = next_token(counter, lease_ms, floor, retention_ms, reserve)
-  call('HSET', hash, to, 1)
-  local expires = redis.pcall('PEXPIRE', hash, lease_ms)
+  expect(ask('HSET', hash, to, '1'), 'HSET')
+  local expires = ask('PEXPIRE', hash, lease)
   if expires ~= 1 then -- refused: as it was, or both would have it
     redis.pcall('HDEL', hash, to)
     error(expires.err .. ' (PEXPIRE)', 0)
   end
-  call('HDEL', hash, from)
+  expect(ask('HDEL', hash, from), 'HDEL')
   return GRANTED, token, lease_ms
 end
 
 local ops = op_count(2, 2, 6)
 for i = 1, ops do
   local at = 6 * i - 3
-  ARGV[at + 2] = whole(at + 2, 1)
-  ARGV[at + 3], ARGV[at + 4], ARGV[at + 5] = whole(at + 3, 0), whole(at + 4, 0), whole(at + 5, 0)
+  whole(at + 2, 1)
+  whole(at + 3, 0)
+  whole(at + 4, 0)
+  whole(at + 5, 0)
 end
-for i = 1, ops do
+answer_each(ops, function(i)
   local at = 6 * i - 3
-  answer(hand_off, KEYS[2 * i - 1], KEYS[2 * i], unpack(ARGV, at, at + 5))
-end
+  local floor, retention_ms, reserve = numbers[ARGV[at + 3]], numbers[ARGV[at + 4]], numbers[ARGV[at + 5]]
+  return hand_off(KEYS[2 * i - 1], KEYS[2 * i], ARGV[at], ARGV[at + 1], ARGV[at + 2], floor, retention_ms, reserve)
+end)
 return reply

@@ -14,9 +14,9 @@
 local function release(hash, owner, also, channel)
   local removed
   if also == '' then
-    removed = of_owner('HDEL', hash, owner)
+    removed = expect_owner(ask('HDEL', hash, owner), 'HDEL')
   else
-    removed = of_owner('HDEL', hash, owner, also)
+    removed = expect_owner(ask('HDEL', hash, owner, also), 'HDEL')
   end
   if (removed or 0) == 0 then
     return gone(hash)
@@ -26,14 +26,14 @@ end
 
 local ops = op_count(1, 3, 4)
 for i = 1, ops do
-  ARGV[4 * i + 1] = whole(4 * i + 1, 0)
+  whole(4 * i + 1, 0)
 end
-for i = 1, ops do
-  local owner, count, also, channel = unpack(ARGV, 4 * i, 4 * i + 3)
+answer_each(ops, function(i)
+  local at = 4 * i
+  local owner, count = ARGV[at], numbers[ARGV[at + 1]]
   if count == 0 then
-    answer(release, KEYS[i], owner, also, channel)
-  else
-    answer(leave, KEYS[i], owner, count)
+    return release(KEYS[i], owner, ARGV[at + 2], ARGV[at + 3])
   end
-end
+  return leave(KEYS[i], owner, count)
+end)
 return reply

@@ -9,26 +9,33 @@
 -- Writes    PEXPIRE, if only of the same deadline; HSET of another count
 -- Repeat    safe: a copy only moves the deadline again
 
-local function renew(hash, owner, count, lease_ms)
-  local before = of_owner('HGET', hash, owner)
+local can_compare = redis.REDIS_VERSION_NUM ~= nil -- told since 7.0, and GT is known since then
+
+local function renew(hash, owner, count, lease)
+  local before = expect_owner(ask('HGET', hash, owner), 'HGET')
   if not before then
     return gone(hash)
   end
   if late then
     return LATE
   end
-  local left = lengthen(hash, lease_ms)
-  if before ~= tostring(count) then
-    redis.pcall('HSET', hash, owner, count) -- refused: the deadline has moved, which is what counts
+  local left = numbers[lease]
+  -- Moves it forward only. If it did not, the rest is done with care.
+  if not can_compare or ask('PEXPIRE', hash, lease, 'GT') ~= 1 then
+    left = lengthen(hash, left)
+  end
+  if before ~= count then
+    ask('HSET', hash, owner, count) -- refused: the deadline has moved, which is what counts
   end
   return RENEWED, left
 end
 
 local ops = op_count(1, 2, 3)
 for i = 1, ops do
-  ARGV[3 * i + 1], ARGV[3 * i + 2] = whole(3 * i + 1, 1), whole(3 * i + 2, 1)
+  whole(3 * i + 1, 1)
+  whole(3 * i + 2, 1)
 end
-for i = 1, ops do
-  answer(renew, KEYS[i], ARGV[3 * i], ARGV[3 * i + 1], ARGV[3 * i + 2])
-end
+answer_each(ops, function(i)
+  return renew(KEYS[i], ARGV[3 * i], ARGV[3 * i + 1], ARGV[3 * i + 2])
+end)
 return reply
