@@ -27,6 +27,8 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 OURS = "leasehold"
 RUST = [OURS, "bare-fred", "bare-redis", "rslock", "rlock", "nadis"]
 PEERS = ["rslock", "rlock", "nadis", "redisson", "redsync", "redis-py"]
+KINDS = ["fair", "write", "read", "multi"]
+PARTS = ["pair", "own-names", "contended", "processes", "waiters", "kinds", "memory", "growth", "holds"]
 
 
 class Server:
@@ -85,7 +87,7 @@ class Bench:
 
     def command(self, library):
         asked = self.asked
-        if library == "redisson":
+        if library.startswith("redisson"):
             path = f"{asked.java}/peers.jar:{asked.java}/lib/*"
             return ["java", "-Xmx256m", "-cp", path, "peers.Peers", library]
         if library == "redsync":
@@ -122,48 +124,77 @@ class Bench:
         print(", ".join(f"{key} {lines[-1][key]:.4g}" for key in brief if key in lines[-1]))
         return lines[-1]
 
-    def all(self):
-        quick = self.quick
-        rounds = 1 if quick else 5
-        seconds = 0.7 if quick else 2
+    def all(self, parts):
+        for part in parts:
+            getattr(self, part.replace("-", "_"))(1 if self.quick else 5, 0.7 if self.quick else 2)
+
+    def pair(self, rounds, seconds):
         for number in range(rounds):
-            for library in RUST + self.others:
+            for library in ["ping-tcp", "ping-fred"] + RUST + self.others:
                 self.run(library, "pair", number, tasks=1, seconds=seconds)
+
+    def own_names(self, rounds, seconds):
         for number in range(rounds):
             for tasks in (16, 256):
                 for library in RUST:
                     self.run(library, "own-names", number, tasks=tasks, seconds=seconds)
-        for number in range(1 if quick else 2):
+        for number in range(1 if self.quick else 2):
             for tasks in (1, 4, 64):
                 for library in RUST:
                     self.run(library, "own-names", number, tasks=tasks, seconds=min(seconds, 1.5))
+
+    def contended(self, rounds, seconds):
         for number in range(rounds):
             for library in RUST + self.others:
                 longer = 1 if library in RUST else 1.5
                 self.run(library, "contended", number, tasks=64, seconds=seconds * longer)
+
+    def processes(self, rounds, _):
+        seconds = 1 if self.quick else 3
         for number in range(rounds):
             for library in [OURS] + [name for name in self.others if name == "redisson"]:
-                self.processes(library, number, 1 if quick else 3)
-        for number in range(1 if quick else 2):
+                self.four(library, number, seconds)
+        for number in range(1 if self.quick else 2):
             for library in ("bare-fred", "rslock", "nadis"):
-                self.processes(library, number, 1 if quick else 3)
+                self.four(library, number, seconds)
+
+    def waiters(self, rounds, seconds):
         for number in range(rounds):
             for tasks in (10, 100, 1000, 10_000):
                 self.run(OURS, "contended", number, tasks=tasks, seconds=seconds)
-        for number in range(1 if quick else 3):
+
+    def kinds(self, rounds, seconds):
+        both = [OURS] + [name for name in self.others if name == "redisson"]
+        for number in range(min(rounds, 3)):
+            for library in both:
+                for kind in KINDS:
+                    self.run(f"{library}-{kind}", "pair", number, tasks=1, seconds=min(seconds, 1))
+        for number in range(min(rounds, 3)):
+            for library in both:
+                self.run(library, "mix", number, tasks=64, seconds=seconds)
+                # A thousand waiters, in one queue on the server.
+                self.run(f"{library}-fair", "contended", number, tasks=1000, seconds=2 * seconds)
+
+    def memory(self, _, __):
+        for number in range(1 if self.quick else 3):
             for on in ("notify", "lock"):
-                self.run(OURS, "waiters", number, waiters=10_000 if quick else 100_000, on=on)
+                self.run(OURS, "waiters", number, waiters=10_000 if self.quick else 100_000, on=on)
+
+    def growth(self, rounds, _):
+        quick = self.quick
         self.second.ask("FLUSHALL")
         self.run(
             OURS, "growth", 0, limit=400, tasks=64, seconds=0.5 if quick else 1, rounds=rounds,
             names=10_000 if quick else 1_000_000, url2=self.second.url,
         )
+
+    def holds(self, _, __):
         self.second.ask("FLUSHALL")
-        sizes = [(2000, 11)] if quick else [(10_000, 15), (30_000, 15), (100_000, 180)]
+        sizes = [(2000, 11)] if self.quick else [(10_000, 15), (30_000, 15), (100_000, 180)]
         for count, time_of_it in sizes:
             self.run(OURS, "holds", 0, limit=400, holds=count, seconds=time_of_it)
 
-    def processes(self, library, number, seconds):
+    def four(self, library, number, seconds):
         if library == "redisson":
             tail = ["--", *self.command(library), "worker"]
             command = [self.asked.rust, library]
@@ -345,8 +376,10 @@ def page(bench, figures, load):
         table(["", "measure", "target", "figure", "reached"], targets(f)),
         notes(),
         "## One task, a free lock",
-        "Acquire and release, microseconds.",
-        table(["", "median µs", "p99 µs"], columns(f, libraries, "pair", ["p50_us", "p99_us"], tasks=1)),
+        "Acquire and release, microseconds. `ping-tcp` and `ping-fred` are two `PING`s, on a bare socket and through fred: what "
+        "the round trips alone cost.",
+        table(["", "median µs", "p99 µs"],
+              columns(f, ["ping-tcp", "ping-fred"] + libraries, "pair", ["p50_us", "p99_us"], tasks=1)),
     ]
     for tasks in (16, 256):
         parts += [
@@ -358,8 +391,25 @@ def page(bench, figures, load):
                     "client_cpu_us_per_pair"], tasks=tasks),
             ),
         ]
+    kinds = []
+    for kind in KINDS:
+        ours, theirs = (f.values(f"{name}-{kind}", "pair", "p50_us") for name in (OURS, "redisson"))
+        if ours:
+            kinds.append([kind, spread(ours), spread(theirs),
+                          spread(f.ratios(f"{OURS}-{kind}", f"redisson-{kind}", "pair", "p50_us"), " ×")])
+    crowd = [[name] + [spread(f.values(f"{name}-fair", "contended", key, tasks=1000)) for key in (
+        "hand_offs_per_s", "wait_p50_ms", "wait_p99_ms", "most_served", "least_served")] for name in (OURS, "redisson")]
+    mixed = [[name] + [spread(f.values(name, "mix", key)) for key in (
+        "turns_per_s", "writes_per_s", "read_p99_ms", "write_p99_ms")] for name in (OURS, "redisson")]
     parts += [
         "![Pairs a second over the number of tasks](plots/throughput.svg)",
+        "## Other kinds of lock",
+        "One task, a free lock: acquire and release, median µs. `multi` takes three names at once.",
+        table(["", "leasehold", "Redisson", "ratio"], kinds),
+        "One fair lock, 1000 waiters (tasks here, threads there) that come again and again:",
+        table(["", "hand-offs/s", "p50 wait ms", "p99 wait ms", "most served", "least served"], crowd),
+        "One read/write lock, 64 tasks (or threads) that read nine times of ten:",
+        table(["", "turns/s", "of them writes", "p99 wait to read ms", "p99 wait to write ms"], mixed),
         "## 64 tasks, one name",
         "A hand-off counts when the lock really went to another task. Waits that the end of the run cut short count as long "
         "as they had lasted.",
@@ -420,8 +470,33 @@ def page(bench, figures, load):
 
 def notes():
     """Why a target is not reached, by hand."""
-    path = f"{HERE}/notes.md"
-    return open(path).read().strip() if os.path.exists(path) else ""
+    folder = f"{HERE}/notes"
+    names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
+    return "\n\n".join(open(f"{folder}/{name}").read().strip() for name in names if name.endswith(".md"))
+
+
+def short(figures):
+    """For the README: what matters most, beside the others."""
+    f = figures
+    rows = []
+    for library in RUST + ["redisson", "redsync", "redis-py"]:
+        cells = [number(middle(f.values(library, "pair", "p50_us", tasks=1)))]
+        cells += [number(middle(f.values(library, "own-names", "pairs_per_s", tasks=256)))]
+        cells += [number(middle(f.values(library, "contended", key, tasks=64))) for key in ("hand_offs_per_s", "starved")]
+        if any(cell != "–" for cell in cells):
+            rows.append([f"**{library}**" if library == OURS else library] + cells)
+    head = ["", "one pair, µs", "pairs/s, 256 tasks", "hand-offs/s, 64 tasks on one name", "of them never served"]
+    return (table(head, rows) + "\n\n![From release to the next holder, 64 tasks on one name](docs/plots/hand-offs.svg)\n\n"
+            "Medians of one run on two cores; how, and with what spread: [docs/performance.md](docs/performance.md).")
+
+
+def mark(path, text):
+    """Puts the text between the markers of the file."""
+    begin, end = "<!-- bench -->", "<!-- /bench -->"
+    with open(path) as file:
+        before, rest = file.read().split(begin, 1)
+    with open(path, "w") as file:
+        file.write(f"{before}{begin}\n{text}\n{end}{rest.split(end, 1)[1]}")
 
 
 def draw(figures, folder):
@@ -460,6 +535,8 @@ def main():
     for name in ("rust", "go", "java", "python", "out", "results"):
         parser.add_argument(f"--{name}")
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--only", help=f"some of {','.join(PARTS)}; the page is written from these and the results there were")
+    parser.add_argument("--readme", metavar="FILE", help="rewrite its part between the markers")
     parser.add_argument("--from-results", metavar="FILE", help="write the page from the results of an earlier run")
     asked = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
@@ -469,7 +546,14 @@ def main():
         with open(asked.from_results) as file:
             bench.results = [json.loads(line) for line in file]
     else:
-        bench.all()
+        parts = asked.only.split(",") if asked.only else PARTS
+        bench.all(parts)
+        if asked.only and asked.results and os.path.exists(asked.results):
+            measured = {(line["library"], line["scenario"], line.get("tasks")) for line in bench.results}
+            with open(asked.results) as file:
+                before = [json.loads(line) for line in file]
+            kept = [line for line in before if (line["library"], line["scenario"], line.get("tasks")) not in measured]
+            bench.results = kept + bench.results
     figures = Figures(bench.results)
     os.makedirs(f"{asked.out}/plots", exist_ok=True)
     if asked.results:
@@ -478,6 +562,8 @@ def main():
     with open(f"{asked.out}/performance.md", "w") as file:
         file.write(page(bench, figures, load))
     draw(figures, f"{asked.out}/plots")
+    if asked.readme:
+        mark(asked.readme, short(figures))
     print()
     print(table(["", "measure", "target", "figure", "reached"], targets(figures)))
     print(f"\n{asked.out}/performance.md and plots/ written")

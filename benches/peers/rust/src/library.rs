@@ -37,6 +37,123 @@ impl Library for Leasehold {
     }
 }
 
+/// leasehold's other kinds of lock.
+#[derive(Clone)]
+pub struct Fair(leasehold::LockClient);
+
+impl Library for Fair {
+    type Held = leasehold::LockGuard;
+
+    async fn connect(url: &str) -> Self {
+        Self(leasehold::LockClient::connect(url).await.unwrap())
+    }
+
+    async fn lock(&self, name: &str) -> Self::Held {
+        self.0.fair_lock(name).acquire().await.unwrap()
+    }
+
+    async fn unlock(&self, held: Self::Held) {
+        held.release().await.into_result().unwrap();
+    }
+}
+
+/// The two sides of a read/write lock.
+#[derive(Clone)]
+pub struct Side<const WRITE: bool>(leasehold::LockClient);
+
+impl<const WRITE: bool> Library for Side<WRITE> {
+    type Held = leasehold::LockGuard;
+
+    async fn connect(url: &str) -> Self {
+        Self(leasehold::LockClient::connect(url).await.unwrap())
+    }
+
+    async fn lock(&self, name: &str) -> Self::Held {
+        let lock = self.0.rw_lock(name);
+        let mut side = if WRITE { lock.write() } else { lock.read() };
+        side.acquire().await.unwrap()
+    }
+
+    async fn unlock(&self, held: Self::Held) {
+        held.release().await.into_result().unwrap();
+    }
+}
+
+/// Three names at once.
+#[derive(Clone)]
+pub struct Multi(leasehold::LockClient);
+
+impl Library for Multi {
+    type Held = leasehold::MultiGuard;
+
+    async fn connect(url: &str) -> Self {
+        Self(leasehold::LockClient::connect(url).await.unwrap())
+    }
+
+    async fn lock(&self, name: &str) -> Self::Held {
+        let mut context = self.0.context();
+        let members = ["a", "b", "c"].map(|part| context.lock(format!("{name}:{part}")));
+        leasehold::MultiLock::new(members).acquire().await.unwrap()
+    }
+
+    async fn unlock(&self, held: Self::Held) {
+        drop(held.release().await);
+    }
+}
+
+/// No lock at all: two `PING`s through fred, to show what the machine's round trip costs.
+#[derive(Clone)]
+pub struct Ping(fred::clients::Client);
+
+impl Library for Ping {
+    type Held = ();
+
+    async fn connect(url: &str) -> Self {
+        Self(Fred::connect(url).await.0)
+    }
+
+    async fn lock(&self, _: &str) {
+        let _: String = self.0.ping(None).await.unwrap();
+    }
+
+    async fn unlock(&self, (): ()) {
+        let _: String = self.0.ping(None).await.unwrap();
+    }
+}
+
+/// The same on a bare socket.
+#[derive(Clone)]
+pub struct TcpPing(Arc<tokio::sync::Mutex<tokio::net::TcpStream>>);
+
+impl TcpPing {
+    async fn ping(&self) {
+        use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+        let mut socket = self.0.lock().await;
+        socket.write_all(b"PING\r\n").await.unwrap();
+        let mut answer = [0; 7];
+        socket.read_exact(&mut answer).await.unwrap();
+    }
+}
+
+impl Library for TcpPing {
+    type Held = ();
+
+    async fn connect(url: &str) -> Self {
+        let address = url.trim_start_matches("redis://");
+        let socket = tokio::net::TcpStream::connect(address).await.unwrap();
+        socket.set_nodelay(true).unwrap();
+        Self(Arc::new(tokio::sync::Mutex::new(socket)))
+    }
+
+    async fn lock(&self, _: &str) {
+        self.ping().await;
+    }
+
+    async fn unlock(&self, (): ()) {
+        self.ping().await;
+    }
+}
+
 #[derive(Clone)]
 pub struct Rslock(rslock::LockManager);
 

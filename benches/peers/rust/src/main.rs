@@ -4,8 +4,9 @@
 //! peers LIBRARY SCENARIO --url redis://127.0.0.1:6379 [--tasks N] [--seconds S] ...
 //! ```
 //!
-//! Libraries: leasehold, bare-fred, bare-redis, rslock, rlock, nadis. Scenarios: pair, own-names, contended,
-//! processes; and for leasehold alone holds, waiters, growth. `peers NAME processes -- COMMAND` drives
+//! Libraries: leasehold, bare-fred, bare-redis, rslock, rlock, nadis; leasehold-fair, -read, -write, -multi;
+//! ping-fred, ping-tcp. Scenarios: pair, own-names, contended, processes; and for leasehold alone mix, holds,
+//! waiters, growth. `peers NAME processes -- COMMAND` drives
 //! workers of any program (see `processes.rs`).
 
 mod holds;
@@ -14,7 +15,9 @@ mod measure;
 mod processes;
 mod scenarios;
 
-use library::{Bare, Fred, Leasehold, Library, Nadis, RedisRs, Rlock, Rslock};
+use library::{
+    Bare, Fair, Fred, Leasehold, Library, Multi, Nadis, Ping, RedisRs, Rlock, Rslock, Side, TcpPing,
+};
 use scenarios::Options;
 
 /// Arguments of the form `--key value`; what follows `--` is a command.
@@ -120,7 +123,14 @@ async fn main() {
             let most = arguments.number("names", 1e6) as usize;
             holds::growth(options, other, rounds, most).await;
         }
+        ("leasehold", "mix") => scenarios::mix(options).await,
         ("leasehold", _) => run::<Leasehold>(scenario, options, &arguments).await,
+        ("leasehold-fair", _) => run::<Fair>(scenario, options, &arguments).await,
+        ("leasehold-read", _) => run::<Side<false>>(scenario, options, &arguments).await,
+        ("leasehold-write", _) => run::<Side<true>>(scenario, options, &arguments).await,
+        ("leasehold-multi", _) => run::<Multi>(scenario, options, &arguments).await,
+        ("ping-fred", _) => run::<Ping>(scenario, options, &arguments).await,
+        ("ping-tcp", _) => run::<TcpPing>(scenario, options, &arguments).await,
         ("bare-fred", _) => run::<Bare<Fred>>(scenario, options, &arguments).await,
         ("bare-redis", _) => run::<Bare<RedisRs>>(scenario, options, &arguments).await,
         ("rslock", _) => run::<Rslock>(scenario, options, &arguments).await,

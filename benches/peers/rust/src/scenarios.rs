@@ -280,3 +280,47 @@ pub async fn contended<L: Library>(options: Options) {
     // Some libraries leave tasks behind that would hold up the end of the runtime.
     std::process::exit(0);
 }
+
+/// `mix`: all want one read/write lock, nine times of ten to read.
+pub async fn mix(options: Options) {
+    let client = leasehold::LockClient::connect(&options.url).await.unwrap();
+    let server = Server::connect(&options.url).await;
+    let phase = Arc::new(Phase::default());
+    let mut tasks = JoinSet::new();
+    for task in 0..options.tasks {
+        let (client, phase, name) = (client.clone(), phase.clone(), options.name.clone());
+        tasks.spawn(async move {
+            let (mut reads, mut writes) = (Vec::new(), Vec::new());
+            let mut turn = task;
+            while !phase.over() {
+                turn += 1;
+                let writing = turn % 10 == 0;
+                let start = Instant::now();
+                let lock = client.rw_lock(name.as_str());
+                let mut side = if writing { lock.write() } else { lock.read() };
+                let held = side.acquire().await.unwrap();
+                let wait = start.elapsed().as_secs_f64() * 1e3;
+                held.release().await.into_result().unwrap();
+                if phase.measuring() {
+                    if writing { &mut writes } else { &mut reads }.push(wait);
+                }
+            }
+            (reads, writes)
+        });
+    }
+    let window = window(&server, &phase, options.time()).await;
+    let (reads, writes): (Vec<_>, Vec<_>) = tasks.join_all().await.into_iter().unzip();
+    let (mut reads, mut writes) = (reads.concat(), writes.concat());
+    sort(&mut reads);
+    sort(&mut writes);
+    let turns = (reads.len() + writes.len()) as f64;
+    Line::new(&options.library, "mix")
+        .add("tasks", options.tasks as f64)
+        .add("seconds", window.seconds)
+        .add("turns_per_s", turns / window.seconds)
+        .add("writes_per_s", writes.len() as f64 / window.seconds)
+        .add("read_p99_ms", percentile(&reads, 0.99))
+        .add("write_p99_ms", percentile(&writes, 0.99))
+        .add("server_cpu_us_per_turn", window.server_cpu_us() / turns)
+        .print();
+}

@@ -10,6 +10,7 @@ import java.util.concurrent.atomic.AtomicInteger;
 import java.util.concurrent.atomic.AtomicLong;
 import org.redisson.Redisson;
 import org.redisson.api.RLock;
+import org.redisson.api.RReadWriteLock;
 import org.redisson.api.RedissonClient;
 import org.redisson.config.Config;
 
@@ -17,7 +18,8 @@ import org.redisson.config.Config;
  * Redisson's lock, with its watchdog, under the work of the Rust project beside this one.
  *
  * <pre>
- * peers redisson pair|contended --url URL --tasks N --seconds S    prints one line of JSON
+ * peers redisson[-fair|-read|-write|-multi] pair|contended|mix --url URL --tasks N --seconds S
+ *                                                                  prints one line of JSON
  * peers redisson worker --url URL --tasks N --name NAME            see processes.rs
  * </pre>
  */
@@ -55,7 +57,7 @@ public final class Peers {
     if (scenario.equals("worker")) {
       worker(client, name, tasks);
     } else {
-      measured(client, scenario, name, tasks, seconds);
+      measured(client, args[0], scenario, name, tasks, seconds);
     }
     // Threads that still wait would hold up the end.
     Runtime.getRuntime().halt(0);
@@ -117,11 +119,38 @@ public final class Peers {
   private static final class Contender {
     final List<Double> waits = new ArrayList<>(); // microseconds
     final List<Double> pairs = new ArrayList<>();
+    final List<Double> reads = new ArrayList<>();
+    final List<Double> writes = new ArrayList<>();
     long since;
   }
 
+  private static RLock lock(
+      RedissonClient client, String library, String scenario, String name, boolean writes) {
+    if (scenario.equals("mix")) {
+      RReadWriteLock both = client.getReadWriteLock(name);
+      return writes ? both.writeLock() : both.readLock();
+    }
+    switch (library) {
+      case "redisson-fair":
+        return client.getFairLock(name);
+      case "redisson-read":
+        return client.getReadWriteLock(name).readLock();
+      case "redisson-write":
+        return client.getReadWriteLock(name).writeLock();
+      case "redisson-multi":
+        return client.getMultiLock(
+            client.getLock(name + ":a"), client.getLock(name + ":b"), client.getLock(name + ":c"));
+      default:
+        return client.getLock(name);
+    }
+  }
+
+  private static double[] sorted(List<Double> values) {
+    return values.stream().mapToDouble(Double::doubleValue).sorted().toArray();
+  }
+
   private static void measured(
-      RedissonClient client, String scenario, String name, int tasks, double seconds)
+      RedissonClient client, String library, String scenario, String name, int tasks, double seconds)
       throws Exception {
     // Longer than elsewhere: the compiler of the virtual machine needs it.
     long begin = System.nanoTime() + 2_000_000_000L;
@@ -137,8 +166,10 @@ public final class Peers {
       Thread thread =
           new Thread(
               () -> {
-                RLock lock = client.getLock(name);
+                int turn = task;
                 while (System.nanoTime() < end) {
+                  boolean writes = ++turn % 10 == 0;
+                  RLock lock = lock(client, library, scenario, name, writes);
                   long start = System.nanoTime();
                   synchronized (mine) {
                     mine.since = start;
@@ -150,6 +181,7 @@ public final class Peers {
                   synchronized (mine) {
                     mine.since = 0;
                     if (got >= begin && got < end) {
+                      (writes ? mine.writes : mine.reads).add((got - start) / 1e3);
                       mine.waits.add((got - start) / 1e3);
                       mine.pairs.add((System.nanoTime() - start) / 1e3);
                       if (other) {
@@ -166,6 +198,8 @@ public final class Peers {
     Thread.sleep((end - System.nanoTime()) / 1_000_000 + 100);
     List<Double> allWaits = new ArrayList<>();
     List<Double> allPairs = new ArrayList<>();
+    List<Double> allReads = new ArrayList<>();
+    List<Double> allWrites = new ArrayList<>();
     int most = 0;
     int least = Integer.MAX_VALUE;
     int starved = 0;
@@ -177,17 +211,20 @@ public final class Peers {
         starved += served == 0 ? 1 : 0;
         allWaits.addAll(mine.waits);
         allPairs.addAll(mine.pairs);
+        allReads.addAll(mine.reads);
+        allWrites.addAll(mine.writes);
         if (mine.since != 0 && mine.since < end) {
           allWaits.add((end - mine.since) / 1e3);
         }
       }
     }
-    double[] waits = allWaits.stream().mapToDouble(Double::doubleValue).sorted().toArray();
-    double[] pairs = allPairs.stream().mapToDouble(Double::doubleValue).sorted().toArray();
+    double[] waits = sorted(allWaits);
+    double[] pairs = sorted(allPairs);
     String head =
         String.format(
             Locale.ROOT,
-            "{\"library\":\"redisson\",\"scenario\":\"%s\",\"tasks\":%d,\"seconds\":%.1f,",
+            "{\"library\":\"%s\",\"scenario\":\"%s\",\"tasks\":%d,\"seconds\":%.1f,",
+            library,
             scenario,
             tasks,
             seconds);
@@ -209,6 +246,16 @@ public final class Peers {
                 most,
                 least,
                 starved);
+    if (scenario.equals("mix")) {
+      rest =
+          String.format(
+              Locale.ROOT,
+              "\"turns_per_s\":%.1f,\"writes_per_s\":%.1f,\"read_p99_ms\":%.3f,\"write_p99_ms\":%.3f}",
+              pairs.length / seconds,
+              allWrites.size() / seconds,
+              percentile(sorted(allReads), 0.99) / 1e3,
+              percentile(sorted(allWrites), 0.99) / 1e3);
+    }
     System.out.println(head + rest);
     System.out.flush();
   }
