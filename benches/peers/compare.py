@@ -126,7 +126,7 @@ class Bench:
 
     def all(self, parts):
         for part in parts:
-            getattr(self, part.replace("-", "_"))(1 if self.quick else 5, 0.7 if self.quick else 2)
+            getattr(self, part.replace("-", "_"))(1 if self.quick else 5, 0.7 if self.quick else 1.5)
 
     def pair(self, rounds, seconds):
         for number in range(rounds):
