@@ -1,6 +1,8 @@
 //! No loss is false: what is said to be gone was gone, a deadline is not told before its time, and
 //! without faults nothing is lost but by the holder's own choice.
 
+use std::time::Duration;
+
 use leasehold::LossReason;
 use leasehold::testing::{Answered, Done, Holder, What};
 
@@ -12,7 +14,7 @@ pub fn check(story: &Story<'_>, conditions: &Conditions) -> Vec<Violation> {
     let forced: Vec<_> = story
         .ran()
         .filter(|(_, _, ran)| ran.did.verb == Done::Force && ran.answer == Answered::Done)
-        .map(|(index, _, ran)| (ran.did.hold, index))
+        .map(|(_, at, ran)| (ran.did.hold, at))
         .chain(unanswered_forces(story))
         .collect();
     for (id, hold) in &story.holds {
@@ -34,15 +36,15 @@ pub fn check(story: &Story<'_>, conditions: &Conditions) -> Vec<Violation> {
 }
 
 /// Forced releases that were asked for: one whose answer was lost, and which then finds nothing, may
-/// have done it.
-fn unanswered_forces<'a>(story: &Story<'a>) -> impl Iterator<Item = (u64, usize)> + use<'a> {
-    story.iter().flat_map(|(index, _, what)| {
+/// have done it. One that is about to be sent explains what is found gone at that moment.
+fn unanswered_forces<'a>(story: &Story<'a>) -> impl Iterator<Item = (u64, Duration)> + use<'a> {
+    story.iter().flat_map(|(_, at, what)| {
         let ops = match what {
             What::Sent { ops, .. } => ops.as_slice(),
             _ => &[],
         };
         let forces = ops.iter().filter(|did| did.verb == Done::Force);
-        forces.map(move |did| (did.hold, index))
+        forces.map(move |did| (did.hold, at))
     })
 }
 
@@ -51,7 +53,7 @@ fn wrong(
     id: u64,
     hold: &Hold,
     reason: LossReason,
-    forced: &[(u64, usize)],
+    forced: &[(u64, Duration)],
     conditions: &Conditions,
 ) -> Option<&'static str> {
     let over = hold.over?;
@@ -81,7 +83,7 @@ fn wrong(
         LossReason::Forced => {
             let by_force = forced
                 .iter()
-                .any(|(hold, index)| *hold == id && *index < over.index);
+                .any(|(hold, at)| *hold == id && *at <= over.at);
             (!by_force).then_some("was not released by force")
         }
         // Nobody but its holder chooses these.
