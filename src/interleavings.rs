@@ -818,6 +818,7 @@ fn what_is_built_in_on_purpose_is_found() {
     );
 }
 
+#[cfg(feature = "testing")]
 fn run(name: &str, how: How, time: Time, clients: usize, scenario: Scenario) -> usize {
     explore(name, how, move || {
         let world = World::new(time, clients);
