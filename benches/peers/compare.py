@@ -306,16 +306,15 @@ def targets(figures):
     row("P4", "… p99 wait over 64 × the median hand-off", "≤ 2", waits, lambda x: x <= 2)
     theirs = f.ratios(OURS, "redisson", "processes", "hand_offs_per_s")
     row("P5", "hand-offs/s, 4 processes × 16 tasks, against Redisson", "≥ 3 ×", theirs, lambda x: x >= 3, " ×")
-    row("P5", "… least share of a process", "≥ 10 %",
+    row("P5", "… least share of a process, of the acquisitions", "≥ 10 %",
         f.values(OURS, "processes", "least_share_percent"), lambda x: x >= 10, " %")
     calls = [
         line["script_calls_per_hand_off"] * line["hand_offs_per_s"] / line["releases_per_s"]
         for line in f.lines(OURS, "processes") if line.get("releases_per_s")
     ]
-    # One of 1 + 14 turns is a hand-off: of 16 tasks one has it and one gets it, 14 stand behind.
-    others = [all - 256 / 15 for all in calls]
-    row("P5", "… script calls per real release, without the hand-offs (one of 15 turns, by design)", "≤ 6", others,
-        lambda x: x <= 6, "", f"; with them {spread(calls)}; server CPU {spread(f.values(OURS, 'processes', 'server_cpu_percent'), ' %')}")
+    # How many of them are hand-offs is not counted, so whether the target is reached is not known.
+    rows.append(["P5", "… script calls per real release, with the hand-offs by the server", "≤ 6 without them", spread(calls)
+                 + f"; server CPU {spread(f.values(OURS, 'processes', 'server_cpu_percent'), ' %')}", "not known"])
     holds = f.lines(OURS, "holds")
     most = max((line["holds"] for line in holds), default=0)
     at = dict(holds=most)
