@@ -207,7 +207,8 @@ impl Queues {
     /// Those on this side may come in now, though the lock is not free.
     pub(crate) fn let_in(&self, side: Kind, name: &Arc<str>) {
         if let Some(line) = self.line(side, name) {
-            line.freed(0, false);
+            line.state.lock().claimed_until = None;
+            line.try_now();
         }
     }
 
@@ -626,9 +627,15 @@ impl Line {
             let mut state = self.state.lock();
             state.claimed_until = None;
             state.releasing = false;
-            if heard > u64::from(state.listening || listening) && !state.waiters.is_empty() {
-                let pause = self.jittered(STAND_BACK);
-                state.stand_back = Some(later(self.engine.now(), pause));
+            if heard > u64::from(state.listening || listening) {
+                if !state.waiters.is_empty() {
+                    let pause = self.jittered(STAND_BACK);
+                    state.stand_back = Some(later(self.engine.now(), pause));
+                }
+            } else if heard > 0 {
+                // It was told to nobody but us, perhaps before this answer.
+                state.stand_back = None;
+                state.had_its_turn = false;
             }
         }
         self.try_now();
