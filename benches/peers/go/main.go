@@ -1,6 +1,6 @@
 // redsync under the work of ../rust/src/scenarios.rs; prints one line of JSON.
 //
-//	peers redsync pair|contended --url URL --tasks N --seconds S
+//	peers redsync pair|own-names|contended --url URL --tasks N --seconds S
 package main
 
 import (
@@ -58,12 +58,16 @@ func main() {
 	for task := range *tasks {
 		go func() {
 			mine := &contenders[task]
+			wanted := name
+			if scenario == "own-names" {
+				wanted = fmt.Sprintf("%s:%d", name, task)
+			}
 			for time.Now().Before(end) {
 				start := time.Now()
 				mine.Lock()
 				mine.since = start
 				mine.Unlock()
-				mutex := locks.NewMutex(name, redsync.WithExpiry(30*time.Second), redsync.WithTries(1<<30))
+				mutex := locks.NewMutex(wanted, redsync.WithExpiry(30*time.Second), redsync.WithTries(1<<30))
 				if err := mutex.LockContext(context.Background()); err != nil {
 					panic(err)
 				}
@@ -108,7 +112,7 @@ func main() {
 	slices.Sort(waits)
 	slices.Sort(pairs)
 	line := map[string]any{"library": "redsync", "scenario": scenario, "tasks": *tasks, "seconds": *seconds}
-	if scenario == "pair" {
+	if scenario != "contended" {
 		line["pairs_per_s"] = float64(len(pairs)) / *seconds
 		line["p50_us"] = percentile(pairs, 0.5)
 		line["p99_us"] = percentile(pairs, 0.99)

@@ -20,7 +20,7 @@ def percentile(numbers, share):
 async def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("library")
-    parser.add_argument("scenario", choices=["pair", "contended"])
+    parser.add_argument("scenario", choices=["pair", "own-names", "contended"])
     parser.add_argument("--url", required=True)
     parser.add_argument("--tasks", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=2)
@@ -35,9 +35,10 @@ async def main():
 
     async def contend(task):
         nonlocal last, hand_offs
+        wanted = f"{name}:{task}" if asked.scenario == "own-names" else name
         while time.perf_counter() < end:
             start = waiting[task] = time.perf_counter()
-            lock = client.lock(name, timeout=30)
+            lock = client.lock(wanted, timeout=30)
             await lock.acquire()
             waiting[task] = None
             now = time.perf_counter()
@@ -64,7 +65,7 @@ async def main():
         "tasks": asked.tasks,
         "seconds": asked.seconds,
     }
-    if asked.scenario == "pair":
+    if asked.scenario != "contended":
         line["pairs_per_s"] = len(pair_times) / asked.seconds
         line["p50_us"] = percentile(pair_times, 0.5) * 1e6
         line["p99_us"] = percentile(pair_times, 0.99) * 1e6

@@ -151,12 +151,12 @@ pub async fn drive(options: Options, processes: usize, command: Vec<String>, set
             continue;
         }
         served[now.process * options.tasks + now.task] += 1.0;
-        shares[now.process] += 1.0;
         if now.acquired < before.released {
             overlaps += 1.0;
         }
         if (before.process, before.task) != (now.process, now.task) {
             hand_offs += 1.0;
+            shares[now.process] += 1.0;
             gaps.push(now.acquired.saturating_sub(before.released) as f64);
         }
         if before.process != now.process {
@@ -168,8 +168,10 @@ pub async fn drive(options: Options, processes: usize, command: Vec<String>, set
     let total: f64 = shares.iter().sum();
     let shares: Vec<f64> = shares.iter().map(|times| 100.0 * times / total).collect();
     let delta = |what: &dyn Fn(&Counters) -> f64| what(&after) - what(&before);
-    // A real release says so by a message; a hand-off within a process is one call and says nothing.
+    // A real release removes the holder and says so by a message; a hand-off by the server removes it and says
+    // nothing.
     let releases = delta(&|counters| counters.calls("publish"));
+    let handed_over = delta(&|counters| counters.calls("hdel")) - releases;
     let calls = delta(&Counters::script_calls);
     let ours = options.library == "leasehold";
     Line::new(&options.library, "processes")
@@ -203,8 +205,12 @@ pub async fn drive(options: Options, processes: usize, command: Vec<String>, set
         .add("script_calls_per_hand_off", calls / hand_offs)
         .add("releases_per_s", releases / options.seconds)
         .add(
+            "by_server_per_release",
+            ours.then_some(handed_over / releases),
+        )
+        .add(
             "calls_per_release",
-            ours.then_some((calls - (total - releases)) / releases),
+            ours.then_some((calls - handed_over) / releases),
         )
         .list("shares_percent", &shares)
         .print();

@@ -291,6 +291,8 @@ pub async fn mix(options: Options) {
         let (client, phase, name) = (client.clone(), phase.clone(), options.name.clone());
         tasks.spawn(async move {
             let (mut reads, mut writes) = (Vec::new(), Vec::new());
+            // Those under way when the measuring ends: counted as waits, not as turns.
+            let mut cut_off = (Vec::new(), Vec::new());
             let mut turn = task;
             while !phase.over() {
                 turn += 1;
@@ -303,22 +305,29 @@ pub async fn mix(options: Options) {
                 held.release().await.into_result().unwrap();
                 if phase.measuring() {
                     if writing { &mut writes } else { &mut reads }.push(wait);
+                } else if phase.over() {
+                    if writing { &mut cut_off.1 } else { &mut cut_off.0 }.push(wait);
                 }
             }
-            (reads, writes)
+            ((reads, writes), cut_off)
         });
     }
     let window = window(&server, &phase, options.time()).await;
-    let (reads, writes): (Vec<_>, Vec<_>) = tasks.join_all().await.into_iter().unzip();
+    let (done, cut_off): (Vec<_>, Vec<_>) = tasks.join_all().await.into_iter().unzip();
+    let (reads, writes): (Vec<_>, Vec<_>) = done.into_iter().unzip();
     let (mut reads, mut writes) = (reads.concat(), writes.concat());
+    let (turns, written) = ((reads.len() + writes.len()) as f64, writes.len() as f64);
+    for (more_reads, more_writes) in cut_off {
+        reads.extend(more_reads);
+        writes.extend(more_writes);
+    }
     sort(&mut reads);
     sort(&mut writes);
-    let turns = (reads.len() + writes.len()) as f64;
     Line::new(&options.library, "mix")
         .add("tasks", options.tasks as f64)
         .add("seconds", window.seconds)
         .add("turns_per_s", turns / window.seconds)
-        .add("writes_per_s", writes.len() as f64 / window.seconds)
+        .add("writes_per_s", written / window.seconds)
         .add("read_p99_ms", percentile(&reads, 0.99))
         .add("write_p99_ms", percentile(&writes, 0.99))
         .add("server_cpu_us_per_turn", window.server_cpu_us() / turns)

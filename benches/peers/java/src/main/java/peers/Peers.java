@@ -97,6 +97,12 @@ public final class Peers {
                 }
               });
       thread.setDaemon(true);
+      // A contender that fails would only make it easier for the others.
+      thread.setUncaughtExceptionHandler(
+          (failed, problem) -> {
+            problem.printStackTrace();
+            Runtime.getRuntime().halt(1);
+          });
       thread.start();
       threads.add(thread);
     }
@@ -122,6 +128,7 @@ public final class Peers {
     final List<Double> reads = new ArrayList<>();
     final List<Double> writes = new ArrayList<>();
     long since;
+    boolean writing;
   }
 
   private static RLock lock(
@@ -167,12 +174,14 @@ public final class Peers {
           new Thread(
               () -> {
                 int turn = task;
+                String wanted = scenario.equals("own-names") ? name + ":" + task : name;
                 while (System.nanoTime() < end) {
                   boolean writes = ++turn % 10 == 0;
-                  RLock lock = lock(client, library, scenario, name, writes);
+                  RLock lock = lock(client, library, scenario, wanted, writes);
                   long start = System.nanoTime();
                   synchronized (mine) {
                     mine.since = start;
+                    mine.writing = writes;
                   }
                   lock.lock();
                   long got = System.nanoTime();
@@ -200,6 +209,8 @@ public final class Peers {
     List<Double> allPairs = new ArrayList<>();
     List<Double> allReads = new ArrayList<>();
     List<Double> allWrites = new ArrayList<>();
+    List<Double> readsCutOff = new ArrayList<>();
+    List<Double> writesCutOff = new ArrayList<>();
     int most = 0;
     int least = Integer.MAX_VALUE;
     int starved = 0;
@@ -214,7 +225,9 @@ public final class Peers {
         allReads.addAll(mine.reads);
         allWrites.addAll(mine.writes);
         if (mine.since != 0 && mine.since < end) {
-          allWaits.add((end - mine.since) / 1e3);
+          double cutOff = (end - Math.max(mine.since, begin)) / 1e3;
+          allWaits.add(cutOff);
+          (mine.writing ? writesCutOff : readsCutOff).add(cutOff);
         }
       }
     }
@@ -229,7 +242,7 @@ public final class Peers {
             tasks,
             seconds);
     String rest =
-        scenario.equals("pair")
+        scenario.equals("pair") || scenario.equals("own-names")
             ? String.format(
                 Locale.ROOT,
                 "\"pairs_per_s\":%.1f,\"p50_us\":%.2f,\"p99_us\":%.2f}",
@@ -247,12 +260,15 @@ public final class Peers {
                 least,
                 starved);
     if (scenario.equals("mix")) {
+      double writesPerSecond = allWrites.size() / seconds;
+      allReads.addAll(readsCutOff);
+      allWrites.addAll(writesCutOff);
       rest =
           String.format(
               Locale.ROOT,
               "\"turns_per_s\":%.1f,\"writes_per_s\":%.1f,\"read_p99_ms\":%.3f,\"write_p99_ms\":%.3f}",
               pairs.length / seconds,
-              allWrites.size() / seconds,
+              writesPerSecond,
               percentile(sorted(allReads), 0.99) / 1e3,
               percentile(sorted(allWrites), 0.99) / 1e3);
     }
