@@ -34,16 +34,18 @@ pub(crate) const POLL_FIRST: Duration = Duration::from_millis(10);
 pub(crate) const POLL_CAP: Duration = Duration::from_millis(250);
 
 /// How many times, and for how long, a lock goes from one waiter of a client to the next before those of
-/// other clients get their chance.
+/// other clients get their chance. The number grows fourfold, up to the other one, each time nobody else heard
+/// that the lock was free.
 pub(crate) const CHAIN_LENGTH: u32 = 256;
+pub(crate) const CHAIN_LENGTH_ALONE: u32 = 1 << 14;
 pub(crate) const CHAIN_TIME: Duration = Duration::from_millis(100);
 
 /// Holds that last longer are handed on by the server each time: a request is not what they wait for.
 pub(crate) const RUSH: Duration = Duration::from_millis(1);
 
-/// How often a hold is passed on within its client between two words to the server, at most. Less than a
-/// request takes in microseconds: so tokens, which count these, do not run ahead of the server's clock.
-pub(crate) const MOST_PASSES: u64 = 31;
+/// How often a hold is passed on within its client between two words to the server, at most. Tokens, which
+/// count these, do not run ahead of the server's clock: a turn takes longer than a token's microsecond.
+pub(crate) const MOST_PASSES: u64 = 63;
 
 /// How long the waiters of a client stand back at most once others were told that the lock is free.
 pub(crate) const STAND_BACK: Duration = Duration::from_millis(5);

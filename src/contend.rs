@@ -37,8 +37,8 @@ use tokio::time::Instant;
 
 use crate::bug::{Bug, seeded};
 use crate::config::{
-    BEAT_EVERY, CHAIN_LENGTH, CHAIN_TIME, MOST_PASSES, OFFER_WINDOW, POLL_CAP, POLL_FIRST,
-    STAND_BACK, WAKE_CAP, millis,
+    BEAT_EVERY, CHAIN_LENGTH, CHAIN_LENGTH_ALONE, CHAIN_TIME, MOST_PASSES, OFFER_WINDOW, POLL_CAP,
+    POLL_FIRST, STAND_BACK, WAKE_CAP, millis,
 };
 use crate::dispatch::{Answered, Failure, Job, Outcome, Requester};
 use crate::engine::Engine;
@@ -272,6 +272,8 @@ struct LineState {
     /// The last chain here was ended for the sake of others: until this line has the lock again, it lets them
     /// go first at each message, not only at its own release.
     had_its_turn: bool,
+    /// How many hand-offs a chain may have.
+    longest_chain: u32,
     /// The task sleeps, and wants to be woken only by `try_now` or an empty line.
     resting: bool,
     /// Releases of others are heard of.
@@ -310,12 +312,12 @@ pub(crate) struct Chain {
 
 impl Chain {
     /// With one more hand-off; `None` if others have their turn now.
-    fn longer(chain: Option<Self>, now: Instant) -> Option<Self> {
+    fn longer(chain: Option<Self>, longest: u32, now: Instant) -> Option<Self> {
         let before = chain.unwrap_or(Self {
             began: now,
             length: 0,
         });
-        let on = before.length < CHAIN_LENGTH && now < later(before.began, CHAIN_TIME);
+        let on = before.length < longest && now < later(before.began, CHAIN_TIME);
         (on || seeded(Bug::EndlessChain)).then_some(Self {
             length: before.length.saturating_add(1),
             ..before
@@ -530,6 +532,7 @@ impl Line {
                 releasing: false,
                 stand_back: None,
                 had_its_turn: false,
+                longest_chain: CHAIN_LENGTH,
                 resting: false,
                 listening: false,
                 moved_at: None,
@@ -628,6 +631,7 @@ impl Line {
             state.claimed_until = None;
             state.releasing = false;
             if heard > u64::from(state.listening || listening) {
+                state.longest_chain = CHAIN_LENGTH;
                 if !state.waiters.is_empty() {
                     let pause = self.jittered(STAND_BACK);
                     state.stand_back = Some(later(self.engine.now(), pause));
@@ -635,7 +639,9 @@ impl Line {
             } else if heard > 0 {
                 // It was told to nobody but us, perhaps before this answer.
                 state.stand_back = None;
-                state.had_its_turn = false;
+                if std::mem::take(&mut state.had_its_turn) {
+                    state.longest_chain = (4 * state.longest_chain).min(CHAIN_LENGTH_ALONE);
+                }
             }
         }
         self.try_now();
@@ -663,8 +669,11 @@ impl Line {
             return hold.post_release(reply);
         };
         let now = engine.now();
-        let chain = Chain::longer(hold.chain, now);
-        let passing = self.state.lock().has_it();
+        let (longest, passing) = {
+            let state = self.state.lock();
+            (state.longest_chain, state.has_it())
+        };
+        let chain = Chain::longer(hold.chain, longest, now);
         let cut = chain.is_none();
         let Some(chain) = chain.filter(|_| !passing) else {
             let mut state = self.state.lock();
@@ -673,6 +682,7 @@ impl Line {
             drop(state);
             return hold.post_release(reply);
         };
+        let (to, lease) = (engine.fresh_owner(), head.wish.terms.first_lease());
         let reserve = {
             let mut state = self.state.lock();
             state.handing = true;
@@ -682,12 +692,19 @@ impl Line {
             state.asked_below = state.next;
             // Where each has it for longer than a request takes, there is nothing to gain. Readers who join one that
             // wrote have its token, so with a read/write lock none may be given away.
-            let behind = state.waiters.len().saturating_sub(1);
-            let behind = u64::try_from(behind).unwrap_or(MOST_PASSES);
             let rush = self.kind == Kind::Plain && hold.held_for(now) < engine.config.rush;
-            if rush { behind.min(MOST_PASSES) } else { 0 }
+            let behind = state
+                .waiters
+                .values()
+                .filter(|waiter| waiter.number != head.number);
+            let fit = behind.take_while(|waiter| waiter.wish.terms.takes_over_from(lease));
+            // Only as many as there are who will use them up: else tokens would run ahead of the clock.
+            if rush {
+                (0..MOST_PASSES).zip(fit).count() as u64
+            } else {
+                0
+            }
         };
-        let (to, lease) = (engine.fresh_owner(), head.wish.terms.first_lease());
         let verb = Verb::HandOff {
             from: hold.owner,
             to,
@@ -723,7 +740,8 @@ impl Line {
         if !hold.may_be_passed() || !head.wish.terms.takes_over() {
             return false;
         }
-        let Some(chain) = Chain::longer(hold.chain, now) else {
+        let longest = self.state.lock().longest_chain;
+        let Some(chain) = Chain::longer(hold.chain, longest, now) else {
             return false;
         };
         {

@@ -63,6 +63,11 @@ impl Terms {
     pub(crate) fn takes_over(&self) -> bool {
         self.renewed && self.max_hold.is_none()
     }
+
+    /// The same, of this one.
+    pub(crate) fn takes_over_from(&self, lease: Duration) -> bool {
+        self.takes_over() && self.first_lease() == lease
+    }
 }
 
 /// One outermost acquisition, until its end.

@@ -155,6 +155,53 @@ async fn rush(client: &LockClient, name: &str, turns: usize) -> Vec<FencingToken
     tokens
 }
 
+/// Where nobody else listens there is nobody to let in: the lock is really released only now and then, to see
+/// whether that is still so.
+#[tokio::test]
+async fn a_line_that_is_alone_is_seldom_interrupted() {
+    const TURNS: usize = 8_000;
+    let released = async |others: bool| {
+        let name = unique_name();
+        let client = client_of(&server().url(), LEASE).await;
+        let other = client_of(&server().url(), LEASE).await;
+        let mut monitor = server().monitor().await;
+        let (mut lock, over) = (
+            other.lock(name.as_str()),
+            Arc::new(AtomicBool::new(!others)),
+        );
+        let other = tokio::spawn({
+            let over = Arc::clone(&over);
+            async move {
+                while !over.load(Ordering::Relaxed) {
+                    let guard = lock.acquire().await.unwrap();
+                    assert_eq!(guard.release().await, ReleaseOutcome::Released);
+                    // Not so long that the line is alone when its chain ends.
+                    tokio::task::yield_now().await;
+                }
+            }
+        });
+        let start = Instant::now();
+        rush(&client, &name, TURNS).await;
+        let took = start.elapsed();
+        over.store(true, Ordering::Relaxed);
+        other.await.unwrap();
+        let told = |line: &str| line.contains("\"PUBLISH\"") && line.contains(&name);
+        let told = monitor.count(told).await;
+        nothing_left(server(), &name).await;
+        (told, took)
+    };
+    assert!(released(true).await.0 > TURNS / 300);
+    // On a busy machine time ends more of them: then once more.
+    for _ in 0..50 {
+        let (told, took) = released(false).await;
+        if took < ms(600) {
+            assert!(told < 16, "{told}");
+            return;
+        }
+    }
+    panic!("never quick enough to look");
+}
+
 /// Also between clients that take turns at it.
 #[tokio::test]
 async fn tokens_rise_also_where_the_server_does_not_hear_of_a_turn() {
