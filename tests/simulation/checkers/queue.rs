@@ -86,7 +86,11 @@ fn ran_in(
             if let (Some(place), false) = (place, sure) {
                 queue.remove(place);
             } else {
-                queue.drain(..before + usize::from(place.is_some()));
+                let passed = queue.drain(..before + usize::from(place.is_some()));
+                // Who was skipped and has come back stands somewhere behind.
+                let back = passed.filter(|waiter| !waiter.sure && waiter.is_alive(at));
+                let back: Vec<Waiter> = back.collect();
+                queue.splice(..0, back);
             }
         }
         (Done::Beat, Answered::Gone) => {
@@ -153,6 +157,12 @@ mod tests {
         let late = two_wait().at(6_400).unchanged(1, Done::Beat, 3, 0, QUEUED);
         let late = late.unchanged(0, Done::Enqueue, 2, 1, QUEUED);
         assert_eq!(takes(late, 1, 3).caught_under(fair), [""; 0]);
+        // It may have come back as the last, and is still before who comes after that.
+        let back = two_wait().at(6_400);
+        let back = back.unchanged(0, Done::Enqueue, 2, 1, QUEUED).at(6_401);
+        let back = takes(back, 1, 3).at(6_402);
+        let back = back.unchanged(1, Done::Enqueue, 5, 1, QUEUED);
+        assert_eq!(takes(back, 0, 2).caught_under(fair), [""; 0]);
         let dead = two_wait().at(5_900).unchanged(1, Done::Beat, 3, 0, QUEUED);
         assert_eq!(takes(dead.at(6_001), 1, 3).caught_under(fair), [""; 0]);
     }
