@@ -7,7 +7,7 @@ use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
-use leasehold::{Error, LossReason, ReleaseOutcome};
+use leasehold::{Error, LockGuard, LossReason, ReleaseOutcome};
 
 use crate::common::faults::Matching;
 use crate::common::*;
@@ -727,5 +727,5 @@ async fn many_holds_are_renewed_in_few_calls() {
     for number in 0..HOLDS {
         assert!(cli.exists(&format!("{name}-{number}")).await, "{number}");
     }
-    assert!(guards.iter().all(|guard| guard.is_held()));
+    assert!(guards.iter().all(LockGuard::is_held));
 }

@@ -731,7 +731,7 @@ mod tests {
         texts.push(7);
         assert_eq!(texts.len(), 4);
         assert_eq!(texts.to_strings(), ["a", "", "ü b", "7"]);
-        let values: Vec<_> = texts.values().map(|value| value.into_string()).collect();
+        let values: Vec<_> = texts.values().map(Value::into_string).collect();
         assert_eq!(
             values,
             ["a", "", "ü b", "7"].map(|text| Some(text.to_owned()))
