@@ -1509,11 +1509,11 @@ struct Offer {
 }
 
 impl Timed for Offer {
-    fn due(self: Arc<Self>, now: Instant) {
-        if seeded(Bug::OfferRenewed) && self.line.renew_offer(&self.waiter, now) {
-            return;
+    fn due(self: Arc<Self>, now: Instant) -> Option<Job> {
+        if !seeded(Bug::OfferRenewed) || !self.line.renew_offer(&self.waiter, now) {
+            self.line.take_back(&self.waiter);
         }
-        self.line.take_back(&self.waiter);
+        None
     }
 
     fn held(self: Arc<Self>) -> Option<Arc<Hold>> {

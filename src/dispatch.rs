@@ -31,6 +31,7 @@ use tokio::time::Instant;
 
 use crate::bug::{Bug, seeded};
 use crate::env::{BoxFuture, SharedEnv, later};
+use crate::kind::Kind;
 use crate::store::{Answer, Call, Cause, NoReply, Op, OwnerId, RefusalKind, Reply, Store, Verb};
 use crate::sync::{AtomicUsize, Mutex, Notify};
 
@@ -208,6 +209,17 @@ impl Job {
         }
     }
 
+    fn most_in_a_call(&self) -> usize {
+        match self.op.kind {
+            Kind::Plain | Kind::Fair if self.renews() => MAX_RENEWALS,
+            _ => MAX_BATCH,
+        }
+    }
+
+    fn renews(&self) -> bool {
+        matches!(self.op.verb, Verb::Renew { .. })
+    }
+
     /// Sent at least once, however late it comes up.
     fn must_be_sent(&self) -> bool {
         matches!(self.op.verb, Verb::Release { count: 0, .. })
@@ -289,6 +301,8 @@ struct State {
     /// Jobs that were sent and are not settled, and calls.
     in_flight: usize,
     flights: usize,
+    /// When the last call that renews was sent, until one is answered.
+    renewing_since: Option<Instant>,
     /// Those who are about to post something.
     about_to_post: usize,
     /// What went wrong with the last call, until one is answered.
@@ -321,6 +335,10 @@ impl State {
         if self.flights < MAX_FLIGHTS {
             for step in 1..=URGENT {
                 let turn = (self.turn + step) % URGENT;
+                let is_renewals = turn == Queue::Renewals as usize;
+                if is_renewals && self.renewals_again().is_some_and(|at| now < at) {
+                    continue;
+                }
                 take_batch(&mut self.queues[turn], now, &mut jobs, dropped);
                 if !jobs.is_empty() {
                     self.turn = turn;
@@ -332,9 +350,43 @@ impl State {
             let acquires = &mut self.queues[Queue::Acquires as usize];
             take_batch(acquires, now, &mut jobs, dropped);
         }
-        self.in_flight += jobs.len();
-        self.flights += usize::from(!jobs.is_empty());
+        self.begin(&jobs, now);
         jobs
+    }
+
+    /// These go out as one call.
+    fn begin(&mut self, jobs: &[Job], now: Instant) {
+        if let Some(first) = jobs.first() {
+            self.in_flight += jobs.len();
+            self.flights += 1;
+            if first.renews() {
+                self.renewing_since = Some(now);
+            }
+        }
+    }
+
+    /// A call of so many jobs is settled.
+    fn end(&mut self, jobs: usize, renews: bool) {
+        self.in_flight -= jobs;
+        self.flights -= 1;
+        if renews {
+            self.renewing_since = None;
+        }
+    }
+
+    /// When the next call may renew, if one that does is under way: others get in between.
+    fn renewals_again(&self) -> Option<Instant> {
+        self.renewing_since
+            .map(|since| later(since, RENEWALS_APART))
+    }
+
+    /// When there may be something to send, though nothing is answered or posted.
+    fn next_look(&self) -> Option<Instant> {
+        let delayed = self.delayed.first_key_value().map(|((at, _), _)| *at);
+        let renewals = self.renewals_again().filter(|_| {
+            self.flights < MAX_FLIGHTS && !self.queues[Queue::Renewals as usize].is_empty()
+        });
+        delayed.into_iter().chain(renewals).min()
     }
 
     fn delay(&mut self, until: Instant, job: Job) {
@@ -405,8 +457,7 @@ impl Dispatcher {
             // On an unwinding thread nothing but the queue is touched.
             let now = state.has_nothing() && job.wanted() && self.env.is_here();
             if now && !std::thread::panicking() {
-                state.in_flight += 1;
-                state.flights += 1;
+                state.begin(std::slice::from_ref(&job), self.env.now());
                 drop(state);
                 self.send_now(job);
             } else {
@@ -425,6 +476,26 @@ impl Dispatcher {
     pub(crate) fn about_to_post(&self) -> AboutToPost<'_> {
         self.state.lock().about_to_post += 1;
         AboutToPost(self)
+    }
+
+    /// The same for many that no lane has to do with. They are sent by the task, so that they go together.
+    pub(crate) fn post_renewals(&self, jobs: Vec<Job>) {
+        if jobs.is_empty() {
+            return;
+        }
+        let mut state = self.state.lock();
+        if state.ended {
+            drop(state);
+            for mut job in jobs {
+                job.tell(Outcome::Failed(Failure::Closed));
+            }
+            return;
+        }
+        for job in jobs {
+            state.enqueue(job);
+        }
+        drop(state);
+        self.work.notify_one();
     }
 
     /// Sends a job by itself, and leaves it to the task to wait for the answer.
@@ -543,7 +614,7 @@ impl Dispatcher {
                     state.ended = true;
                     return;
                 }
-                state.delayed.first_key_value().map(|((at, _), _)| *at)
+                state.next_look()
             };
             tokio::select! {
                 biased;
@@ -629,6 +700,7 @@ impl Dispatcher {
             result,
         } = flight;
         let count = jobs.len() + unwanted.len();
+        let renews = jobs.iter().chain(&unwanted).next().is_some_and(Job::renews);
         let now = self.env.now();
         for mut job in unwanted {
             self.leave_lane(&job);
@@ -691,11 +763,7 @@ impl Dispatcher {
                 }
             }
         }
-        {
-            let mut state = self.state.lock();
-            state.in_flight -= count;
-            state.flights -= 1;
-        }
+        self.state.lock().end(count, renews);
         self.tell_if_idle();
     }
 
@@ -865,8 +933,9 @@ fn take_batch(
     batch: &mut Vec<Job>,
     dropped: &mut Vec<Job>,
 ) {
-    while batch.len() < MAX_BATCH {
-        let Some(job) = queue.front() else { return };
+    while let Some(job) = queue.front()
+        && batch.len() < job.most_in_a_call()
+    {
         let alike = batch.first().is_none_or(|first| {
             first.op.kind == job.op.kind
                 && std::mem::discriminant(&first.op.verb) == std::mem::discriminant(&job.op.verb)
@@ -900,6 +969,191 @@ const IMMEDIATE_TRIES: u32 = 2;
 /// Operations in one call, at most: some 200 µs of the server's time.
 const MAX_BATCH: usize = 32;
 
+/// The same for renewals of holds that are one hash, which are cheaper.
+const MAX_RENEWALS: usize = 64;
+
+/// Between two calls that renew, unless the first is answered sooner: who wants a lock waits for one of them, not
+/// for all that are due. On a slow connection, or where one is not answered, they go on.
+const RENEWALS_APART: Duration = Duration::from_millis(5);
+
 /// Calls in flight, at most; acquisitions leave room for releases and renewals.
 const MAX_FLIGHTS: usize = 8;
 const MAX_ACQUIRE_FLIGHTS: usize = 6;
+
+#[cfg(test)]
+#[expect(
+    clippy::disallowed_methods,
+    reason = "the time and the tasks of the tests"
+)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use tokio::sync::{oneshot, watch};
+    use tokio::task::yield_now;
+    use tokio::time::sleep;
+    use uuid::Uuid;
+
+    use super::*;
+    use crate::env::RealEnv;
+    use crate::store::{Channel, Health, Snapshot, Subscription};
+
+    /// Many renewals are some calls one after another, and what comes meanwhile waits for none but the first.
+    #[tokio::test(start_paused = true)]
+    async fn renewals_are_one_call_at_a_time_and_others_get_in_between() {
+        let (dispatcher, store) = served();
+        dispatcher.post_renewals((0..200).map(renewal).collect());
+        assert_eq!(store.calls().await, [(true, 64)]);
+        dispatcher.post(release(0));
+        assert_eq!(store.calls().await, [(false, 1)]);
+        store.answer_first();
+        assert_eq!(store.calls().await, [(true, 64)]);
+        dispatcher.post(release(1));
+        assert_eq!(store.calls().await, [(false, 1)]);
+        dispatcher.end();
+    }
+
+    /// A call that is not answered, or takes long on its way, holds up no other renewal for longer than that.
+    #[tokio::test(start_paused = true)]
+    async fn renewals_go_on_past_a_call_that_is_not_answered() {
+        let (dispatcher, store) = served();
+        dispatcher.post_renewals((0..200).map(renewal).collect());
+        assert_eq!(store.calls().await, [(true, 64)]);
+        // Tokio's timers are a millisecond late at most.
+        let millisecond = Duration::from_millis(1);
+        let mut waited = Duration::ZERO;
+        for ops in [64, 64, 8] {
+            let calls = loop {
+                sleep(millisecond).await;
+                waited += millisecond;
+                let calls = store.calls().await;
+                if !calls.is_empty() {
+                    break calls;
+                }
+                assert!(waited <= RENEWALS_APART + 2 * millisecond);
+            };
+            assert_eq!(calls, [(true, ops)]);
+            assert!(waited + 2 * millisecond >= RENEWALS_APART, "{waited:?}");
+            waited = Duration::ZERO;
+        }
+        dispatcher.end();
+    }
+
+    fn served() -> (Arc<Dispatcher>, Arc<Calls>) {
+        let store = Arc::new(Calls::default());
+        let env = Arc::new(RealEnv::current());
+        let dispatcher = Arc::new(Dispatcher::new(env, Arc::clone(&store) as Arc<dyn Store>));
+        let serving = Arc::clone(&dispatcher);
+        tokio::spawn(async move { serving.run().await });
+        (dispatcher, store)
+    }
+
+    fn renewal(hold: u64) -> Job {
+        let owner = OwnerId::new(Uuid::nil(), 2 * hold);
+        unattended(Verb::Renew {
+            owner,
+            count: 1,
+            lease_ms: 1000,
+        })
+    }
+
+    fn release(hold: u64) -> Job {
+        let owner = OwnerId::new(Uuid::nil(), 2 * hold);
+        unattended(Verb::Release {
+            owner,
+            count: 0,
+            also: None,
+        })
+    }
+
+    fn unattended(verb: Verb) -> Job {
+        let op = Op {
+            kind: Kind::Plain,
+            name: Arc::from("job"),
+            verb,
+        };
+        let second = Duration::from_secs(1);
+        Job::unattended(op, second, Instant::now() + 60 * second)
+    }
+
+    type Asked = (Call, oneshot::Sender<Result<Reply, NoReply>>);
+
+    /// A store that keeps what it is asked until the test has it answered.
+    #[derive(Debug, Default)]
+    struct Calls {
+        asked: Mutex<VecDeque<Asked>>,
+        seen: AtomicU64,
+    }
+
+    impl Calls {
+        /// Whether it renews, and of how many operations: of each call since the last time.
+        async fn calls(&self) -> Vec<(bool, usize)> {
+            for _ in 0..16 {
+                yield_now().await;
+            }
+            let asked = self.asked.lock();
+            let calls = asked.iter().map(|(call, _)| call);
+            let seen = self.seen.load(Ordering::Relaxed);
+            let new = calls.filter(|call| call.attempt > seen);
+            let new: Vec<_> = new.collect();
+            if let Some(last) = new.iter().map(|call| call.attempt).max() {
+                self.seen.store(last, Ordering::Relaxed);
+            }
+            new.iter()
+                .map(|call| {
+                    let renews = matches!(call.ops[0].verb, Verb::Renew { .. });
+                    (renews, call.ops.len())
+                })
+                .collect()
+        }
+
+        fn answer_first(&self) {
+            let (call, reply) = self.asked.lock().pop_front().unwrap();
+            let renewed = |_: &Op| Answer::Renewed { remaining_ms: 1000 };
+            let answered = Reply {
+                sent: Instant::now(),
+                server_now_us: 1,
+                answers: call.ops.iter().map(renewed).collect(),
+            };
+            assert!(reply.send(Ok(answered)).is_ok(), "somebody waits for it");
+        }
+    }
+
+    impl Store for Calls {
+        fn ready(&self, _timeout: Duration) -> Option<BoxFuture<()>> {
+            None
+        }
+
+        fn submit(&self, call: Call) -> BoxFuture<Result<Reply, NoReply>> {
+            let (reply, answer) = oneshot::channel();
+            self.asked.lock().push_back((call, reply));
+            Box::pin(async move { answer.await.unwrap() })
+        }
+
+        fn subscribe(&self, _channel: &Channel) -> Subscription {
+            unreachable!("the dispatcher does not listen")
+        }
+
+        fn inspect(
+            &self,
+            _kind: Kind,
+            _name: &Arc<str>,
+            _timeout: Duration,
+        ) -> BoxFuture<Result<Snapshot, NoReply>> {
+            unreachable!("the dispatcher does not look")
+        }
+
+        fn announce(&self, _: BTreeMap<String, String>, _: Duration) -> BoxFuture<()> {
+            unreachable!("the dispatcher does not announce")
+        }
+
+        fn retract(&self) -> BoxFuture<()> {
+            unreachable!("the dispatcher does not announce")
+        }
+
+        fn health(&self) -> watch::Receiver<Health> {
+            watch::Sender::new(Health::Connecting).subscribe()
+        }
+
+        fn close(&self) {}
+    }
+}

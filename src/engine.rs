@@ -95,10 +95,11 @@ impl Engine {
         self.env.now()
     }
 
-    /// `at`, or a few milliseconds before it: what is due at about the same time is due together, and
-    /// travels together.
-    pub(crate) fn together(&self, at: Instant) -> Instant {
-        self.in_step(at, TOGETHER)
+    /// When to renew a `lease` that would be renewed at `at`: then or a little before. What is due at about
+    /// the same time is due together, and travels together.
+    pub(crate) fn together(&self, at: Instant, lease: Duration) -> Instant {
+        // Of a third of it, the time between two renewals, a hundredth.
+        self.in_step(at, (lease / 300).clamp(LEAST_STEP, LONGEST_STEP))
     }
 
     /// `at`, or less than a `step` before it, so that all such moments are whole steps apart.
@@ -358,7 +359,8 @@ impl Floors {
 const MAX_AHEAD: usize = 1024;
 
 /// Renewals that are due within so long of each other go together.
-const TOGETHER: Duration = Duration::from_millis(8);
+const LEAST_STEP: Duration = Duration::from_millis(8);
+const LONGEST_STEP: Duration = Duration::from_millis(100);
 
 /// How far a token may be ahead of the clock and still count as following it.
 const AHEAD_US: u64 = 1_000_000;

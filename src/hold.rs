@@ -340,7 +340,7 @@ impl Hold {
             // Counted back from the end of the lease, which was confirmed by the grant.
             state.renew_at = Some(if fresh {
                 let due = later(now, left.saturating_sub(two_thirds));
-                self.engine.together(due).max(now)
+                self.engine.together(due, terms.lease).max(now)
             } else {
                 now
             });
@@ -997,8 +997,10 @@ impl Hold {
                     state.answered(*remaining_ms);
                     state.renewing = false;
                     state.late_at = None;
-                    let next = state.renewed_lease().map(|lease| later(*sent, lease / 3));
-                    state.renew_at = next.map(|at| self.engine.together(at).max(now));
+                    state.renew_at = state.renewed_lease().map(|lease| {
+                        let next = later(*sent, lease / 3);
+                        self.engine.together(next, lease).max(now)
+                    });
                     self.make_appointment(&mut state);
                     std::mem::take(&mut state.told_late).then_some(state.term.end)
                 };
@@ -1033,7 +1035,7 @@ impl Hold {
 }
 
 impl Timed for Hold {
-    fn due(self: Arc<Self>, now: Instant) {
+    fn due(self: Arc<Self>, now: Instant) -> Option<Job> {
         enum Due {
             Lose(LossReason),
             Renew(Duration),
@@ -1048,7 +1050,7 @@ impl Timed for Hold {
                 if let Some(appointment) = appointment {
                     self.engine.watchdog.cancel(appointment);
                 }
-                return;
+                return None;
             }
             let due = if let Some(reason) = state.over(now) {
                 Due::Lose(reason)
@@ -1087,12 +1089,12 @@ impl Timed for Hold {
                 let requester = Box::new(Renewal {
                     hold: Arc::clone(&self),
                 });
-                let job = self.renewal(lease, requester);
-                self.engine.dispatcher.post(job);
+                return Some(self.renewal(lease, requester));
             }
             Due::Late(end) => observe::late(&self.engine, &self.name, self.owner, end),
             Due::Nothing => {}
         }
+        None
     }
 
     fn held(self: Arc<Self>) -> Option<Arc<Hold>> {

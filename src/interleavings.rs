@@ -57,11 +57,11 @@ const EVENTS: [(&str, Event); 9] = [
     ("dropped", |held| drop(held.guard.lock().take())),
     ("deadline", |held| {
         held.world.clock.jump(Duration::from_millis(29_700));
-        Arc::clone(&held.hold).due(held.world.clock.now());
+        held.is_due();
     }),
     ("renewal", |held| {
         held.world.clock.jump(Duration::from_secs(10));
-        Arc::clone(&held.hold).due(held.world.clock.now());
+        held.is_due();
     }),
     ("looked", |held| {
         let look = || held.hold.check(held.world.clock.now());
@@ -93,6 +93,15 @@ struct Held {
     world: Arc<World>,
     hold: Arc<Hold>,
     guard: Plain<Option<LockGuard>>,
+}
+
+impl Held {
+    /// As the watchdog does it.
+    fn is_due(&self) {
+        let renewal = Arc::clone(&self.hold).due(self.world.clock.now());
+        let dispatcher = &self.hold.engine.dispatcher;
+        dispatcher.post_renewals(renewal.into_iter().collect());
+    }
 }
 
 fn two_events(name: &str, how: How, one: Event, other: Event) -> usize {

@@ -1,5 +1,6 @@
 //! Every key and channel name, in both key schemes. Nothing else builds one.
 
+use std::borrow::Cow;
 use std::fmt::Write as _;
 
 use uuid::Uuid;
@@ -49,10 +50,10 @@ impl KeyScheme {
     }
 
     /// The hash that is the lock.
-    pub(crate) fn hash(&self, name: &str) -> String {
+    pub(crate) fn hash<'a>(&self, name: &'a str) -> Cow<'a, str> {
         match self {
-            Self::Redisson => name.to_owned(),
-            Self::Prefix(prefix) => tagged(prefix, "lock", name),
+            Self::Redisson => Cow::Borrowed(name),
+            Self::Prefix(prefix) => Cow::Owned(tagged(prefix, "lock", name)),
         }
     }
 
@@ -226,7 +227,7 @@ mod tests {
             validate_name(&name).unwrap();
             let [queue, deadlines, beats] = scheme.queue(&name);
             let keys = [
-                scheme.hash(&name),
+                scheme.hash(&name).into_owned(),
                 scheme.token(&name),
                 scheme.channel(&lock(&name)),
                 scheme.channel(&Channel::Fair(name.as_str().into(), "client:1".into())),
@@ -346,7 +347,7 @@ mod tests {
         let scheme = KeyScheme::Redisson;
         let [queue, deadlines, beats] = scheme.queue(name);
         [
-            scheme.hash(name),
+            scheme.hash(name).into_owned(),
             scheme.token(name),
             scheme.channel(&lock(name)),
             scheme.channel(&Channel::Fair(name.into(), "client:1".into())),

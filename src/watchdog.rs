@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
+use crate::dispatch::Job;
 use crate::engine::Engine;
 use crate::hold::Hold;
 use crate::sync::{Mutex, Notify};
@@ -16,7 +17,9 @@ use crate::sync::{Mutex, Notify};
 /// Something with an appointment.
 pub(crate) trait Timed: Send + Sync {
     /// The time has come, `now` at the latest. The appointment is over afterwards, unless it is moved.
-    fn due(self: Arc<Self>, now: Instant);
+    /// What is to be renewed for it is posted with that of others.
+    #[must_use = "it is to be posted"]
+    fn due(self: Arc<Self>, now: Instant) -> Option<Job>;
 
     /// The hold this is about, if it is one that somebody believes in.
     fn held(self: Arc<Self>) -> Option<Arc<Hold>>;
@@ -122,12 +125,14 @@ impl Watchdog {
                 () = sleep(engine, next) => {}
             }
             let now = engine.now();
+            let mut renewals = Vec::new();
             while let Some((appointment, due)) = self.first_due(now) {
-                due.due(now);
+                renewals.extend(due.due(now));
                 // Whoever ended it on another thread may not have come to that yet: not to be waited
                 // for in a loop.
                 self.cancel(appointment);
             }
+            engine.dispatcher.post_renewals(renewals);
             if self.keeps_any() {
                 engine.announce(now);
             }

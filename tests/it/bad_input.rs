@@ -542,8 +542,12 @@ async fn scripts_refuse_bad_arguments_before_the_first_write() {
             &["2", "k", "t", "1", far, owner, bad, "1000", "0", "0"],
         )
         .await;
-        eval(renew, &["1", "k", "1", far, owner, "1", bad]).await;
-        eval(renew, &["1", "k", "1", far, owner, bad, "1000"]).await;
+        eval(renew, &["1", "k", "1", far, "1", bad, owner]).await;
+        eval(renew, &["1", "k", "1", far, bad, "1000", owner]).await;
+        let of_one = ["1", "k", "1", far, "1", "1000", owner];
+        for others in [[bad, "1", "1000"], ["1", bad, "1000"], ["1", "1", bad]] {
+            eval(renew, &[&of_one[..], &others].concat()).await;
+        }
         if bad != "0" {
             eval(
                 acquire,

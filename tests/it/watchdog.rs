@@ -7,7 +7,7 @@ use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
-use leasehold::{Error, LossReason, ReleaseOutcome};
+use leasehold::{Error, LockGuard, LossReason, ReleaseOutcome};
 
 use crate::common::faults::Matching;
 use crate::common::*;
@@ -703,4 +703,29 @@ async fn run_tells_of_a_loss_during_the_last_step() {
         .unwrap();
     let done = guard.run(async { std::thread::sleep(ms(400)) }).await;
     assert!(matches!(done, Err(Error::Lost { .. })), "{done:?}");
+}
+
+/// Many holds are renewed in few calls, whatever moments they were taken at, and none is forgotten.
+#[tokio::test]
+async fn many_holds_are_renewed_in_few_calls() {
+    const HOLDS: i64 = 256;
+    let server = Server::start();
+    let lease = secs(9);
+    let client = client_of(&server.url(), lease).await;
+    let name = unique_name();
+    let mut guards = Vec::new();
+    for number in 0..HOLDS {
+        let mut lock = client.lock(format!("{name}-{number}"));
+        guards.push(lock.acquire().await.unwrap());
+    }
+    let cli = server.cli().await;
+    let before = cli.script_calls().await;
+    // The subject: from lease to lease each has been renewed twice or more.
+    tokio::time::sleep(lease).await;
+    let calls = cli.script_calls().await - before;
+    assert!(calls <= HOLDS, "{calls} calls for {} renewals", 2 * HOLDS);
+    for number in 0..HOLDS {
+        assert!(cli.exists(&format!("{name}-{number}")).await, "{number}");
+    }
+    assert!(guards.iter().all(LockGuard::is_held));
 }

@@ -56,13 +56,14 @@ impl Redis {
         now_us: Option<u64>,
         ops: &[Op],
     ) -> Decoded {
-        let (keys, mut args) = script::encode(
+        let (keys, args) = script::encode(
             &KeyScheme::Redisson,
             Publish::Plain,
             attempt,
             deadline_us,
             ops,
         );
+        let (keys, mut args) = (keys.to_strings(), args.to_strings());
         let script = script::script_for(&ops[0]);
         let reply = match now_us {
             None => self.connection.eval(script, &keys, &args),
@@ -337,7 +338,7 @@ fn all_keys() -> Vec<String> {
             let scheme = KeyScheme::Redisson;
             let [queue, deadlines, beats] = scheme.queue(&name);
             [
-                scheme.hash(&name),
+                scheme.hash(&name).into_owned(),
                 scheme.token(&name),
                 queue,
                 deadlines,

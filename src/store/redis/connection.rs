@@ -30,7 +30,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::replicas::check_wait;
-use super::script::{clock, clock_args, decode, refusal};
+use super::script::{Texts, clock, clock_args, decode, refusal};
 use super::{RedisConfig, Shared, State, message};
 use crate::env::{Env, SharedEnv, later, until};
 use crate::store::clock::Clock;
@@ -505,7 +505,7 @@ async fn check_server(
     }
     // The script is there already, or is sent in full; a user who may do neither may ask plainly.
     // Failing that the clock stays unknown, and the first answer tells.
-    let clock_message = |head: &str| message(head, &[], &clock_args(0));
+    let clock_message = |head: &str| message(head, &Texts::default(), &clock_args(0));
     for (command, args) in [
         ("EVALSHA", clock_message(&clock().sha)),
         ("EVAL", clock_message(&clock().text)),

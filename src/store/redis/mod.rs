@@ -28,7 +28,7 @@ use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use self::connection::{Fault, Link, supervise};
-use self::script::{Publish, Script, decode, encode, refusal, script_for};
+use self::script::{Publish, Script, Texts, decode, encode, refusal, script_for};
 use super::topic::{Listening, Topics};
 use super::{
     Answer, Call, Cause, Channel, Health, NoReply, Refusal, RefusalKind, Reply, Snapshot, Store,
@@ -476,8 +476,8 @@ impl Shared {
         &self,
         link: &Link,
         script: &Script,
-        keys: &[String],
-        args: &[String],
+        keys: &Texts,
+        args: &Texts,
         end: Instant,
     ) -> Result<Value, Fault> {
         let env = &*self.env;
@@ -545,8 +545,8 @@ impl Shared {
             Publish::Plain | Publish::Both | Publish::Off => "NUMSUB",
         };
         let (holders, remaining, token, listeners) = join4(
-            ask("HGETALL", vec![hash.as_str().into()]),
-            ask("PTTL", vec![hash.as_str().into()]),
+            ask("HGETALL", vec![hash.as_ref().into()]),
+            ask("PTTL", vec![hash.as_ref().into()]),
             ask("GET", vec![scheme.token(name).into()]),
             async {
                 match kind {
@@ -693,11 +693,11 @@ impl Shared {
 }
 
 /// `[script, number of keys, keys.., args..]`.
-fn message(script: &str, keys: &[String], args: &[String]) -> Vec<Value> {
+fn message(script: &str, keys: &Texts, args: &Texts) -> Vec<Value> {
     let mut message = Vec::with_capacity(2 + keys.len() + args.len());
     message.push(script.into());
     message.push(keys.len().to_string().into());
-    message.extend(keys.iter().chain(args).map(|text| text.as_str().into()));
+    message.extend(keys.values().chain(args.values()));
     message
 }
 

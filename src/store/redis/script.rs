@@ -3,8 +3,10 @@
 //! Each script is a file in `lua/`, with `prelude.lua` before it. This room alone knows the order
 //! of their arguments and the numbers of their answers.
 
+use std::fmt::{Display, Write as _};
 use std::sync::LazyLock;
 
+use fred::bytes::Bytes;
 use fred::types::Value;
 
 use crate::key::KeyScheme;
@@ -125,6 +127,52 @@ impl Publish {
     }
 }
 
+/// Many short texts in one buffer, so that not each is allocated by itself.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Texts {
+    all: String,
+    ends: Vec<usize>,
+}
+
+impl Texts {
+    pub(crate) fn push(&mut self, text: impl Display) {
+        // Writing to a string cannot fail.
+        let _ = write!(self.all, "{text}");
+        self.ends.push(self.all.len());
+    }
+
+    fn extend<T: Display>(&mut self, texts: impl IntoIterator<Item = T>) {
+        for text in texts {
+            self.push(text);
+        }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.ends.len()
+    }
+
+    /// As arguments of a command, all in one piece of memory.
+    pub(crate) fn values(&self) -> impl Iterator<Item = Value> {
+        let all = Bytes::copy_from_slice(self.all.as_bytes());
+        self.ranges()
+            .map(move |(from, to)| Value::Bytes(all.slice(from..to)))
+    }
+
+    #[cfg(test)]
+    pub(crate) fn to_strings(&self) -> Vec<String> {
+        self.ranges()
+            .map(|(from, to)| self.all[from..to].to_owned())
+            .collect()
+    }
+
+    fn ranges(&self) -> impl Iterator<Item = (usize, usize)> {
+        let mut from = 0;
+        self.ends
+            .iter()
+            .map(move |&to| (std::mem::replace(&mut from, to), to))
+    }
+}
+
 /// `KEYS` and `ARGV` of a call. `ops` are of one kind and one verb, at least one.
 pub(crate) fn encode(
     scheme: &KeyScheme,
@@ -132,13 +180,16 @@ pub(crate) fn encode(
     attempt: u64,
     deadline_us: u64,
     ops: &[Op],
-) -> (Vec<String>, Vec<String>) {
-    let mut keys = Vec::with_capacity(3 * ops.len());
-    let mut args = Vec::with_capacity(3 + 6 * ops.len());
-    args.push(attempt.to_string());
-    args.push(deadline_us.min(MAX_NUMBER).to_string());
+) -> (Texts, Texts) {
+    let (mut keys, mut args) = (Texts::default(), Texts::default());
+    args.push(attempt);
+    args.push(deadline_us.min(MAX_NUMBER));
     if ops.first().is_some_and(publishes) {
-        args.push(publish.as_arg().to_owned());
+        args.push(publish.as_arg());
+    }
+    if ops.first().is_some_and(tells_exceptions) {
+        encode_renewals(scheme, ops, &mut keys, &mut args);
+        return (keys, args);
     }
     for op in ops {
         encode_op(scheme, op, &mut keys, &mut args);
@@ -149,8 +200,39 @@ pub(crate) fn encode(
     (keys, args)
 }
 
+/// Renewals of holds that are one hash: count and lease are those of the first, where not said otherwise.
+fn encode_renewals(scheme: &KeyScheme, ops: &[Op], keys: &mut Texts, args: &mut Texts) {
+    let renewals = || {
+        ops.iter().filter_map(|op| match &op.verb {
+            Verb::Renew {
+                owner,
+                count,
+                lease_ms,
+            } => Some((&op.name, owner, (count, lease_ms))),
+            _ => None,
+        })
+    };
+    let Some((_, _, (count, lease_ms))) = renewals().next() else {
+        return;
+    };
+    args.push(count);
+    args.push(lease_ms);
+    for (name, owner, _) in renewals() {
+        keys.push(scheme.hash(name));
+        args.push(owner);
+    }
+    for (number, (_, _, others)) in (1..).zip(renewals()) {
+        if others != (count, lease_ms) {
+            let number: usize = number;
+            args.push(number);
+            args.push(others.0);
+            args.push(others.1);
+        }
+    }
+}
+
 /// What one op brings, but for its channel.
-fn encode_op(scheme: &KeyScheme, op: &Op, keys: &mut Vec<String>, args: &mut Vec<String>) {
+fn encode_op(scheme: &KeyScheme, op: &Op, keys: &mut Texts, args: &mut Texts) {
     keys.push(scheme.hash(&op.name));
     // What the scripts of the read/write lock need besides.
     let rw = op.kind.sides().contains(&Kind::Write);
@@ -174,17 +256,17 @@ fn encode_op(scheme: &KeyScheme, op: &Op, keys: &mut Vec<String>, args: &mut Vec
             token,
         } => {
             keys.extend(own(owner));
-            args.extend([owner.to_string(), count.to_string(), lease_ms.to_string()]);
+            args.push(owner);
+            args.push(count);
+            args.push(lease_ms);
             args.extend(token_args(token));
             args.extend(readers());
         }
         Verb::Release { owner, count, also } => {
             keys.extend(own(owner));
-            args.extend([
-                owner.to_string(),
-                count.to_string(),
-                also.map(|also| also.to_string()).unwrap_or_default(),
-            ]);
+            args.push(owner);
+            args.push(count);
+            args.push(also.map(|also| also.to_string()).unwrap_or_default());
             args.extend(readers());
         }
         Verb::Renew {
@@ -193,7 +275,9 @@ fn encode_op(scheme: &KeyScheme, op: &Op, keys: &mut Vec<String>, args: &mut Vec
             lease_ms,
         } => {
             keys.extend(own(owner));
-            args.extend([owner.to_string(), count.to_string(), lease_ms.to_string()]);
+            args.push(owner);
+            args.push(count);
+            args.push(lease_ms);
             args.extend(readers());
         }
         Verb::HandOff {
@@ -205,7 +289,7 @@ fn encode_op(scheme: &KeyScheme, op: &Op, keys: &mut Vec<String>, args: &mut Vec
             let field = |owner: &OwnerId| if rw { writer(owner) } else { owner.to_string() };
             args.extend([field(from), field(to), lease_ms.to_string()]);
             args.extend(token_args(token));
-            args.push(token.reserve.to_string());
+            args.push(token.reserve);
         }
         Verb::Downgrade {
             owner,
@@ -227,7 +311,7 @@ fn encode_op(scheme: &KeyScheme, op: &Op, keys: &mut Vec<String>, args: &mut Vec
             args.push(scheme.readers(&op.name));
         }
         Verb::ForceRelease { owner } => {
-            args.push(owner.clone());
+            args.push(owner);
             args.extend(readers());
         }
         Verb::Enqueue {
@@ -241,10 +325,15 @@ fn encode_op(scheme: &KeyScheme, op: &Op, keys: &mut Vec<String>, args: &mut Vec
             args.extend(stay_args(stay));
         }
         Verb::Beat { owner, stay } => {
-            args.push(owner.to_string());
+            args.push(owner);
             args.extend(stay_args(stay));
         }
     }
+}
+
+/// Whether its script answers only for those it did something else with than it was asked to.
+fn tells_exceptions(op: &Op) -> bool {
+    matches!(op.verb, Verb::Renew { .. }) && !op.kind.sides().contains(&Kind::Write)
 }
 
 /// Whether its script may have something to tell those who wait.
@@ -270,13 +359,13 @@ fn knows_the_queue(op: &Op) -> bool {
     }
 }
 
-fn stay_args(stay: &Stay) -> [String; 2] {
-    [stay.beat_ms.to_string(), stay.wait_ms.to_string()]
+fn stay_args(stay: &Stay) -> [u64; 2] {
+    [stay.beat_ms, stay.wait_ms]
 }
 
-fn token_args(rule: &TokenRule) -> [String; 2] {
+fn token_args(rule: &TokenRule) -> [u64; 2] {
     let retention_ms = rule.retention_ms.map_or(0, |ms| ms.clamp(1, MAX_NUMBER));
-    [rule.floor.to_string(), retention_ms.to_string()]
+    [rule.floor, retention_ms]
 }
 
 /// The field of a read/write lock's writer.
@@ -285,8 +374,10 @@ fn writer(owner: &OwnerId) -> String {
 }
 
 /// `ARGV` of [`clock`].
-pub(crate) fn clock_args(attempt: u64) -> Vec<String> {
-    vec![attempt.to_string(), "0".to_owned()]
+pub(crate) fn clock_args(attempt: u64) -> Texts {
+    let mut args = Texts::default();
+    args.extend([attempt, 0]);
+    args
 }
 
 /// What a script answered.
@@ -313,20 +404,52 @@ pub(crate) fn decode(value: &Value, ops: &[Op]) -> Result<Decoded, Malformed> {
     let [attempt, server_now_us, slots @ ..] = items.as_slice() else {
         return Err(Malformed(format!("{} items", items.len())));
     };
-    if slots.len() != SLOTS * ops.len() {
-        let (slots, ops) = (slots.len(), ops.len());
-        return Err(Malformed(format!("{slots} slots for {ops} ops")));
-    }
-    let answers = slots
-        .chunks_exact(SLOTS)
-        .zip(ops)
-        .map(|(slot, op)| decode_answer(slot, &op.verb))
-        .collect::<Result<_, _>>()?;
+    let answers = if ops.first().is_some_and(tells_exceptions) {
+        decode_exceptions(slots, ops)?
+    } else {
+        decode_all(slots, ops)?
+    };
     Ok(Decoded {
         attempt: unsigned(attempt)?,
         server_now_us: unsigned(server_now_us)?,
         answers,
     })
+}
+
+fn decode_all(slots: &[Value], ops: &[Op]) -> Result<Vec<Answer>, Malformed> {
+    if slots.len() != SLOTS * ops.len() {
+        let (slots, ops) = (slots.len(), ops.len());
+        return Err(Malformed(format!("{slots} slots for {ops} ops")));
+    }
+    slots
+        .chunks_exact(SLOTS)
+        .zip(ops)
+        .map(|(slot, op)| decode_answer(slot, &op.verb))
+        .collect()
+}
+
+/// The number of an op and its answer, in order; those not named were renewed by just their lease.
+fn decode_exceptions(slots: &[Value], ops: &[Op]) -> Result<Vec<Answer>, Malformed> {
+    let exceptions = slots.chunks_exact(1 + SLOTS);
+    if !exceptions.remainder().is_empty() {
+        return Err(Malformed(format!("{} slots for exceptions", slots.len())));
+    }
+    let mut exceptions = exceptions.peekable();
+    let mut answers = Vec::with_capacity(ops.len());
+    for (number, op) in (1..).zip(ops) {
+        let of_this = |slot: &&[Value]| integer(&slot[0]) == Ok(number);
+        answers.push(match (exceptions.next_if(of_this), &op.verb) {
+            (Some(slot), verb) => decode_answer(&slot[1..], verb)?,
+            (None, Verb::Renew { lease_ms, .. }) => Answer::Renewed {
+                remaining_ms: *lease_ms,
+            },
+            (None, verb) => return Err(Malformed(format!("no answer to {verb:?}"))),
+        });
+    }
+    match exceptions.next() {
+        Some(slot) => Err(Malformed(format!("an answer to op {:?}", slot[0]))),
+        None => Ok(answers),
+    }
 }
 
 /// One triple, which must be an answer that `verb` can have.
@@ -544,7 +667,7 @@ mod tests {
 
     #[test]
     fn odd_replies_are_errors_and_never_a_panic() {
-        let ops = [renewal()];
+        let ops = [renewal(Kind::Write)];
         let number = Value::Integer;
         for odd in [
             Value::Null,
@@ -571,6 +694,48 @@ mod tests {
         let good = Value::Array(vec!["1".into(), number(2), number(8), number(9), number(0)]);
         let decoded = decode(&good, &ops).unwrap();
         assert_eq!(decoded.answers, [Answer::Renewed { remaining_ms: 9 }]);
+    }
+
+    #[test]
+    fn an_op_that_is_not_named_was_renewed_as_asked_and_no_other_can_be() {
+        let ops = [(); 3].map(|()| renewal(Kind::Plain));
+        let reply = |slots: &[i64]| {
+            let items = [1, 2].iter().chain(slots).copied();
+            Value::Array(items.map(Value::Integer).collect())
+        };
+        let renewed = |remaining_ms| Answer::Renewed { remaining_ms };
+        let answers = |slots| decode(&reply(slots), &ops).unwrap().answers;
+        assert_eq!(answers(&[]), [(); 3].map(|()| renewed(1000)));
+        assert_eq!(
+            answers(&[2, 4, 0, 0, 3, 8, 9, 0]),
+            [renewed(1000), Answer::Gone(Instead::Free), renewed(9)]
+        );
+        for odd in [
+            &[1][..],
+            &[1, 4, 0],
+            &[0, 4, 0, 0],
+            &[4, 4, 0, 0],
+            &[-1, 4, 0, 0],
+            &[2, 4, 0, 0, 1, 4, 0, 0],
+            &[2, 4, 0, 0, 2, 4, 0, 0],
+            &[2, 1, 7, 7],
+        ] {
+            assert!(decode(&reply(odd), &ops).is_err(), "{odd:?}");
+        }
+    }
+
+    #[test]
+    fn texts_come_out_as_they_went_in() {
+        let mut texts = Texts::default();
+        texts.extend(["a", "", "ü b"]);
+        texts.push(7);
+        assert_eq!(texts.len(), 4);
+        assert_eq!(texts.to_strings(), ["a", "", "ü b", "7"]);
+        let values: Vec<_> = texts.values().map(Value::into_string).collect();
+        assert_eq!(
+            values,
+            ["a", "", "ü b", "7"].map(|text| Some(text.to_owned()))
+        );
     }
 
     #[test]
@@ -619,9 +784,9 @@ mod tests {
         }
     }
 
-    fn renewal() -> Op {
+    fn renewal(kind: Kind) -> Op {
         Op {
-            kind: Kind::Plain,
+            kind,
             name: Arc::from("job"),
             verb: Verb::Renew {
                 owner: OwnerId::new(Uuid::nil(), 2),

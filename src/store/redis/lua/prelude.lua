@@ -3,7 +3,8 @@
 -- ARGV[1]   number of this attempt, echoed
 -- ARGV[2]   deadline of this attempt: server time, µs since 1970
 --
--- Returns   {attempt, now in µs, code, a, b, code, a, b, ...}: one triple per op, in order
+-- Returns   {attempt, now in µs, code, a, b, code, a, b, ...}: one triple per op, in order;
+--           lock_renew.lua has its own way to be short
 --
 -- An op never raises past `answer` and `answer_each`: what it raises is its own answer, REFUSED with the
 -- text in `a`, and the ops after it go on. Only a malformed call raises, and it does so before the first
