@@ -270,7 +270,7 @@ async fn a_fixed_lease_is_a_whole_one_however_quick_the_line() {
     let other = client_of(&server().url(), LEASE).await;
     for _ in 0..50 {
         let name = unique_name();
-        let (first, mut waiting) = line(&client, &name, 2).await;
+        let (first, mut waiting) = line(&client, &name, 3).await;
         let mut fixed = client.lock(name.as_str()).lease(LEASE);
         let fixed = tokio::spawn(async move { fixed.acquire().await.unwrap() });
         tokio::task::yield_now().await;
@@ -279,6 +279,10 @@ async fn a_fixed_lease_is_a_whole_one_however_quick_the_line() {
         let second = waiting.remove(0).await.unwrap();
         let seen = other.lock(name.as_str()).inspect().await.unwrap();
         let may_be_passed = seen.token > second.fencing_token().ok();
+        // For whom that token was reserved.
+        let third = waiting.remove(0);
+        third.abort();
+        assert!(third.await.is_err());
         let asked = Instant::now();
         while asked.elapsed() < ms(60) {
             std::hint::spin_loop();
