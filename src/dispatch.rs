@@ -175,7 +175,7 @@ impl Job {
             Verb::Release { .. } | Verb::ForceRelease { .. } | Verb::Downgrade { .. } => {
                 Queue::Releases
             }
-            Verb::Renew { .. } | Verb::Beat { .. } => Queue::Renewals,
+            Verb::Renew { .. } | Verb::Beat { .. } | Verb::Remember { .. } => Queue::Renewals,
             Verb::HandOff { .. } | Verb::Upgrade { .. } => Queue::HandOffs,
             Verb::Acquire { .. } | Verb::Enqueue { .. } => Queue::Acquires,
         }

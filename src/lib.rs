@@ -81,7 +81,7 @@ pub use fencing::{Fence, FencingToken, NotAToken, Stale};
 pub use guard::{LockGuard, LossReason, ReleaseOutcome};
 pub use inspect::{Holder, Inspection, LockKind};
 pub use key::KeyScheme;
-pub use kind::{MultiGuard, MultiLock, MultiRelease, RwLock};
+pub use kind::{MultiGuard, MultiLock, MultiRelease, QuorumGuard, QuorumLock, RwLock};
 pub use lock::Lock;
 
 #[cfg(doctest)]
