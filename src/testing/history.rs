@@ -284,7 +284,6 @@ impl From<&Answer> for Answered {
     fn from(answer: &Answer) -> Self {
         match answer {
             Answer::Granted { token, .. } => Self::Granted(*token),
-            Answer::Remembered { .. } => Self::Done,
             Answer::Taken { .. } => Self::Taken,
             Answer::Late => Self::Late,
             Answer::Gone(_) => Self::Gone,
@@ -292,6 +291,7 @@ impl From<&Answer> for Answered {
             | Answer::Released { .. }
             | Answer::StillHeld { .. }
             | Answer::Renewed { .. }
+            | Answer::Remembered { .. }
             | Answer::Removed => Self::Done,
             Answer::Nothing | Answer::Refused(_) => Self::Nothing,
             Answer::Queued { first, .. } => Self::Queued(*first),

@@ -30,16 +30,14 @@ async fn old_servers() -> &'static [Server; 3] {
     SERVERS.get_or_init(start).await
 }
 
-/// Waits until all count for a new hold.
+/// Waits until all count for a new hold, for a client who has just come.
 async fn grown_up(servers: &[Server]) {
-    let clients = clients(servers).await;
     let name = unique_name();
     eventually(LEASE + SOON, "all servers count", async || {
+        let clients = clients(servers).await;
         let answers = clients.iter().map(|client| old(client, &name));
-        futures_util::future::join_all(answers)
-            .await
-            .iter()
-            .all(|old| *old)
+        let answers = futures_util::future::join_all(answers).await;
+        answers.into_iter().all(|old| old)
     })
     .await;
 }
@@ -84,6 +82,18 @@ fn token(guard: &QuorumGuard) -> u64 {
 async fn taken(clients: &[LockClient], name: &str) -> QuorumGuard {
     let taken = quorum(clients, name).acquire_timeout(LEASE + SOON).await;
     taken.unwrap_or_else(|error| panic!("{}", words(&error)))
+}
+
+/// The counters of a name run a day ahead of the clock from now on: what they say is memory.
+async fn counters_ahead(servers: &[Server], name: &str) -> u64 {
+    let now = std::time::SystemTime::now();
+    let now = now.duration_since(std::time::UNIX_EPOCH).unwrap();
+    let ahead = (now + Duration::from_hours(24)).as_micros();
+    for server in servers {
+        let key = token_key(name);
+        server.cmd(&["SET", &key, &ahead.to_string()]).await.ok();
+    }
+    ahead.try_into().unwrap()
 }
 
 async fn on_all(guard: &QuorumGuard, servers: usize) {
@@ -272,6 +282,7 @@ async fn a_slow_server_joins_late_and_is_released_with_the_others() {
     let urls = [servers[0].url(), servers[1].url(), proxy.url()];
     let clients = clients_at(&urls, LEASE).await;
     let name = unique_name();
+    counters_ahead(&servers[..2], &name).await;
     let first = taken(&clients, &name).await;
     on_all(&first, 3).await;
     assert_eq!(first.release().await, ReleaseOutcome::Released);
@@ -319,7 +330,10 @@ async fn lost_replies_leave_nothing() {
             let got = quorum(&clients, &name).acquire_timeout(LEASE + SOON).await;
             let guard = got.unwrap_or_else(|error| panic!("{lost} {nth}: {}", words(&error)));
             assert!(guard.is_held());
-            assert!(faults.iter().any(Injected::is_hit), "{lost} {nth}");
+            for fault in &faults {
+                let hit = tokio::time::timeout(SOON, fault.hit()).await;
+                hit.unwrap_or_else(|_| panic!("{lost} {nth}"));
+            }
             drop(guard);
             for proxy in &proxies {
                 proxy.heal();
@@ -352,13 +366,24 @@ async fn a_server_that_forgot_lets_no_second_holder_in() {
     let next = next.unwrap();
     assert!(!guard.is_held(), "two hold it");
     drop(next);
-    // One who has just come knows no more than the server tells.
+}
+
+/// The same for one who has just come: he knows what the servers tell.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_has_just_come_does_not_count_on_servers_that_forgot() {
+    let servers = three();
+    grown_up(&servers).await;
+    let ours = clients(&servers).await;
+    let name = unique_name();
+    // A fixed lease: nobody takes it there again.
+    let mut lock = quorum(&ours, &name).lease(LEASE);
+    let guard = lock.acquire_timeout(SOON).await.unwrap();
+    servers[0].restart().await;
     servers[1].restart().await;
     let new = clients(&servers).await;
-    let young = servers[0].cmd(&["INFO", "server"]).await.text();
-    assert!(young.contains("uptime_in_seconds"));
-    let guard = quorum(&new, &name).longest_lease(long).acquire().await;
-    drop(guard.unwrap());
+    let next = taken(&new, &name).await;
+    assert!(!guard.is_held(), "two hold it");
+    drop((guard, next));
 }
 
 /// The first start is no other: nobody knows what was before.
@@ -379,7 +404,7 @@ async fn a_new_server_counts_after_one_longest_lease() {
     );
     all_clean(&servers, &name).await;
     let guard = taken(&clients, &name).await;
-    assert!(started.elapsed() >= LEASE - secs(1));
+    assert!(started.elapsed() + secs(1) >= LEASE);
     drop(guard);
 }
 
@@ -389,6 +414,7 @@ async fn a_hold_outlives_the_restart_of_any_one_server() {
     grown_up(&servers).await;
     let clients = clients(&servers).await;
     let name = unique_name();
+    counters_ahead(&servers, &name).await;
     let guard = taken(&clients, &name).await;
     let lost = guard.lost();
     let own = token(&guard);
@@ -404,7 +430,8 @@ async fn a_hold_outlives_the_restart_of_any_one_server() {
         assert!(guard.is_held() && !lost.is_cancelled());
         on_all(&guard, 3).await;
         let counter = cli.cmd(&["GET", &token_key(&name)]).await;
-        assert_eq!(counter.text(), own.to_string(), "it knows the token");
+        let counter: u64 = counter.text().parse().unwrap();
+        assert!(counter >= own, "it does not know the token");
     }
     assert_eq!(token(&guard), own);
     assert_eq!(guard.release().await, ReleaseOutcome::Released);
@@ -416,13 +443,7 @@ async fn a_hold_outlives_the_restart_of_any_one_server() {
 async fn tokens_rise_though_all_servers_forget_one_after_the_other() {
     let servers = three();
     let name = unique_name();
-    let now = std::time::SystemTime::now();
-    let now = now.duration_since(std::time::UNIX_EPOCH).unwrap();
-    let ahead = (now + Duration::from_hours(24)).as_micros().to_string();
-    for server in &servers {
-        server.cmd(&["SET", &token_key(&name), &ahead]).await.ok();
-    }
-    let mut last: u64 = ahead.parse().unwrap();
+    let mut last = counters_ahead(&servers, &name).await;
     for server in servers.iter().cycle().take(6) {
         // New ones, who have seen no token.
         let clients = clients(&servers).await;
@@ -667,7 +688,7 @@ async fn what_cannot_work_is_refused_and_leaves_nothing() {
         ("short", QuorumLock::new(all(), name.as_str()).lease(ms(1))),
         (
             "longer",
-            QuorumLock::new(all(), name.as_str()).longest_lease(LEASE - ms(1)),
+            QuorumLock::new(all(), name.as_str()).longest_lease(LEASE / 2),
         ),
     ] {
         let error = lock.acquire().await.unwrap_err();
