@@ -78,6 +78,8 @@ struct Plan {
 struct Member {
     at: usize,
     guard: LockGuard,
+    /// Which run of the server granted it, where that tells.
+    run: Option<Arc<str>>,
     /// The server may have forgotten a hold of somebody else's.
     young: bool,
 }
@@ -332,8 +334,16 @@ impl Plan {
         let guard = lock.try_acquire().await?;
         // The server that answered, or a later one: then this hold is lost anyway.
         let run = client.engine().store.run();
-        let young = !run.is_some_and(|run| run.remembers(self.longest, asked));
-        Ok(guard.map(|guard| Member { at, guard, young }))
+        let young = !run
+            .as_ref()
+            .is_some_and(|run| run.remembers(self.longest, asked));
+        let run = run.and_then(|run| run.id);
+        Ok(guard.map(|guard| Member {
+            at,
+            guard,
+            run,
+            young,
+        }))
     }
 
     /// Has the token remembered on one server.

@@ -20,7 +20,8 @@ use crate::kind::multi::any_lost;
 
 /// A [`QuorumLock`](crate::QuorumLock), held by a majority of the servers.
 ///
-/// Each server's hold is renewed on its own, and a server that lost it, or was not there, is joined again in the background.
+/// Each server's hold is renewed on its own. A server that was not there, or was started again, is joined in the background;
+/// one from which somebody deleted it is not.
 /// Lost when fewer than a majority hold it, by their own deadlines and this process's clock; then nothing of it is kept.
 ///
 /// # Drop behaviour
@@ -48,6 +49,8 @@ struct Held {
 #[derive(Default)]
 struct State {
     members: Vec<Member>,
+    /// Servers that lost it, other than by being started again: that cannot be, unless somebody deleted it.
+    gone: Vec<(usize, Option<Arc<str>>)>,
     /// Of the member that was lost last.
     last_loss: Option<LossReason>,
     /// Nobody comes in any more.
@@ -233,6 +236,9 @@ impl Held {
                     None => state.members.push(member),
                     Some(reason) => {
                         state.last_loss = Some(reason);
+                        if !reason.may_be_on_server() {
+                            state.gone.push((member.at, member.run.clone()));
+                        }
                         gone.push(member);
                     }
                 }
@@ -274,6 +280,13 @@ impl Held {
             drop(state);
             self.changed.notify_waiters();
         }
+    }
+
+    /// Whether this run of its server has lost the lock before: others may have had it in between, from most servers.
+    fn is_suspect(&self, member: &Member) -> bool {
+        let state = self.state.lock();
+        let mut gone = state.gone.iter();
+        gone.any(|(at, run)| *at == member.at && *run == member.run)
     }
 
     /// All members, to be released.
@@ -345,6 +358,8 @@ impl Kept {
                 Some(event) = asking.next() => event,
             };
             match event {
+                // Nor is it asked again.
+                Event::Asked(_, Ok(Some(member))) if held.is_suspect(&member) => drop(member),
                 Event::Asked(_, Ok(Some(member))) => asking.remember(member, held.token),
                 Event::Remembered(member, Ok(())) => held.add(member),
                 // Asked again, if it still counts.
