@@ -346,26 +346,35 @@ async fn lost_replies_leave_nothing() {
 
 // ---- servers that forget ----
 
+/// Ours, by a proxy for each: they can be cut off from a server without a sign.
+async fn by_proxies(servers: &[Server; 3]) -> ([Proxy; 3], Vec<LockClient>) {
+    let proxies = servers.each_ref().map(|server| Proxy::start(server.port()));
+    let urls = proxies.each_ref().map(Proxy::url);
+    let clients = clients_at(&urls, LEASE).await;
+    (proxies, clients)
+}
+
+/// The holder does not hear of the restart, and goes on by its lease; the others find a majority free.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_forgot_lets_no_second_holder_in() {
     let servers = three();
     grown_up(&servers).await;
-    let (ours, theirs) = (clients(&servers).await, clients(&servers).await);
+    let (proxies, ours) = by_proxies(&servers).await;
+    let theirs = clients(&servers).await;
     let name = unique_name();
     drop(taken(&theirs, &name).await);
     all_clean(&servers, &name).await;
-    // Held by the first two only, and nobody keeps it there: a fixed lease, longer than a look around.
-    servers[2].stop();
-    let long = LEASE * 3;
-    let mut lock = quorum(&ours, &name).lease(long);
-    let guard = lock.acquire_timeout(SOON).await.unwrap();
-    tokio::time::sleep(ms(700)).await; // what is asked of the third comes too late by now
-    servers[2].cont();
+    // Held by the first two only.
+    proxies[2].refuse();
+    proxies[2].cut(Then::Reset);
+    let guard = taken(&ours, &name).await;
+    assert_eq!(guard.servers(), 2);
+    proxies[0].black_hole();
     servers[0].restart().await;
-    let next = quorum(&theirs, &name).longest_lease(long).acquire().await;
-    let next = next.unwrap();
+    assert!(guard.is_held(), "too late to be of use");
+    let next = taken(&theirs, &name).await;
     assert!(!guard.is_held(), "two hold it");
-    drop(next);
+    drop((guard, next));
 }
 
 /// The same for one who has just come: he knows what the servers tell.
@@ -373,13 +382,14 @@ async fn a_server_that_forgot_lets_no_second_holder_in() {
 async fn who_has_just_come_does_not_count_on_servers_that_forgot() {
     let servers = three();
     grown_up(&servers).await;
-    let ours = clients(&servers).await;
+    let (proxies, ours) = by_proxies(&servers).await;
     let name = unique_name();
-    // A fixed lease: nobody takes it there again.
-    let mut lock = quorum(&ours, &name).lease(LEASE);
-    let guard = lock.acquire_timeout(SOON).await.unwrap();
+    let guard = taken(&ours, &name).await;
+    on_all(&guard, 3).await;
+    proxies.iter().for_each(Proxy::black_hole);
     servers[0].restart().await;
     servers[1].restart().await;
+    assert!(guard.is_held(), "too late to be of use");
     let new = clients(&servers).await;
     let next = taken(&new, &name).await;
     assert!(!guard.is_held(), "two hold it");
@@ -550,7 +560,8 @@ async fn work_under_a_lost_lock_is_an_error() {
     let mut lock = quorum(&clients, &name);
     let value = lock.run(async |guard| Ok::<_, Error>(token(guard))).await;
     assert!(value.unwrap() > 0);
-    let robbed = lock.run(async |_| {
+    let robbed = lock.run(async |guard| {
+        on_all(guard, 3).await;
         for client in &clients[..2] {
             assert!(client.force_release(name.as_str()).await?);
         }
