@@ -272,14 +272,19 @@ impl QuorumLock {
             Budget::Until(end) => Some(end),
             Budget::Unlimited | Budget::Once => None,
         };
-        let mut silent_since = None;
+        let (mut silent_since, mut busy) = (None, false);
         let mut wait = FIRST_WAIT;
         loop {
             let (error, silent) = match plan.round(end).await? {
                 Round::Held(guard) => return Ok(guard),
                 Round::Busy => (None, false),
+                // Cut short by the end of the caller's time, and others were there just before.
+                Round::Failed { .. } if busy && end.is_some_and(|end| engine.now() >= end) => {
+                    (None, false)
+                }
                 Round::Failed { error, silent } => (Some(error), silent),
             };
+            busy = error.is_none();
             let now = engine.now();
             silent_since = silent.then(|| silent_since.unwrap_or(now));
             let given_up =
