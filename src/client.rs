@@ -111,7 +111,6 @@ impl LockClient {
         }
     }
 
-    #[cfg(test)]
     pub(crate) fn engine(&self) -> &Arc<Engine> {
         &self.handle.engine
     }

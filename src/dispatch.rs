@@ -176,7 +176,7 @@ impl Job {
             Verb::Release { .. } | Verb::ForceRelease { .. } | Verb::Downgrade { .. } => {
                 Queue::Releases
             }
-            Verb::Renew { .. } | Verb::Beat { .. } => Queue::Renewals,
+            Verb::Renew { .. } | Verb::Beat { .. } | Verb::Remember { .. } => Queue::Renewals,
             Verb::HandOff { .. } | Verb::Upgrade { .. } => Queue::HandOffs,
             Verb::Acquire { .. } | Verb::Enqueue { .. } => Queue::Acquires,
         }
@@ -995,7 +995,7 @@ mod tests {
 
     use super::*;
     use crate::env::RealEnv;
-    use crate::store::{Channel, Health, Snapshot, Subscription};
+    use crate::store::{Channel, Health, Run, Snapshot, Subscription};
 
     /// Many renewals are some calls one after another, and what comes meanwhile waits for none but the first.
     #[tokio::test(start_paused = true)]
@@ -1152,6 +1152,10 @@ mod tests {
 
         fn health(&self) -> watch::Receiver<Health> {
             watch::Sender::new(Health::Connecting).subscribe()
+        }
+
+        fn run(&self) -> Option<Run> {
+            unreachable!("the dispatcher does not ask")
         }
 
         fn close(&self) {}

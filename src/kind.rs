@@ -1,12 +1,14 @@
 //! The kinds of lock: what a name is used as.
 
 mod multi;
+mod quorum;
 mod read_write;
 
 use std::sync::Arc;
 
 use crate::store::Channel;
 pub use multi::{MultiGuard, MultiLock, MultiRelease};
+pub use quorum::{QuorumGuard, QuorumLock};
 pub use read_write::RwLock;
 
 /// A kind of lock. Two of one name may share a key, and then exclude each other or say `Conflict`; they

@@ -26,6 +26,7 @@
 //! | say which work belongs together | [`LockContext`]: [`share`](LockContext::share) is the same flow, [`fork`](LockContext::fork) another |
 //! | share it among readers, or take it in order of arrival | [`LockContext::rw_lock`], [`LockContext::fair_lock`] |
 //! | hold several together, all or none | [`MultiLock`] |
+//! | hold one on a majority of several servers | [`QuorumLock`] |
 //! | wait, with or without a limit, or try | [`Lock::acquire`], [`acquire_timeout`](Lock::acquire_timeout), [`try_acquire`](Lock::try_acquire), [`run`](Lock::run) |
 //! | notice the loss of a lock | [`LockGuard::run`], [`lost`](LockGuard::lost), [`is_held`](LockGuard::is_held) |
 //! | refuse the write of who lost it | [`LockGuard::fencing_token`] |
@@ -81,7 +82,7 @@ pub use fencing::{Fence, FencingToken, NotAToken, Stale};
 pub use guard::{LockGuard, LossReason, ReleaseOutcome};
 pub use inspect::{Holder, Inspection, LockKind};
 pub use key::KeyScheme;
-pub use kind::{MultiGuard, MultiLock, MultiRelease, RwLock};
+pub use kind::{MultiGuard, MultiLock, MultiRelease, QuorumGuard, QuorumLock, RwLock};
 pub use lock::Lock;
 
 #[cfg(doctest)]

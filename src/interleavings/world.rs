@@ -27,7 +27,7 @@ use crate::store::clock::micros;
 use crate::store::memory::{EPOCH_US, State, apply};
 use crate::store::topic::{Listening, Topics};
 use crate::store::{
-    Belief, Call, Cause, Channel, Health, NoReply, Reply, Snapshot, Store, Subscription, Verb,
+    Belief, Call, Cause, Channel, Health, NoReply, Reply, Run, Snapshot, Store, Subscription, Verb,
 };
 use crate::sync::{Mutex, Notify, point};
 
@@ -612,6 +612,10 @@ impl Store for Link {
         let now = self.server.clock.now();
         tell(&self.server.clock, || format!("{belief:?}"));
         self.server.judge.lock().believes(belief, now);
+    }
+
+    fn run(&self) -> Option<Run> {
+        None
     }
 
     fn close(&self) {

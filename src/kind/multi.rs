@@ -387,7 +387,7 @@ fn of_member(member: &Lock, error: Error) -> Error {
 }
 
 /// Completes when the first of `holds` is lost, with timers of its own.
-async fn any_lost(holds: Vec<Arc<Hold>>) -> (usize, LossReason) {
+pub(super) async fn any_lost(holds: Vec<Arc<Hold>>) -> (usize, LossReason) {
     let waits = holds
         .iter()
         .map(|hold| Box::pin(async move { hold.until_lost().await }));

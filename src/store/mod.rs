@@ -124,6 +124,9 @@ pub(crate) enum Verb {
     },
     /// Keeps a place in the queue of a fair lock; never takes the lock, never makes a place.
     Beat { owner: OwnerId, stay: Stay },
+    /// Raises the token counter to `token.floor`, a token given under several servers at once; never lowers
+    /// it. Needs no hold.
+    Remember { lease_ms: u64, token: TokenRule },
 }
 
 /// How long one who stands in the queue of a fair lock counts as alive.
@@ -178,6 +181,8 @@ pub(crate) enum Answer {
         first: bool,
         remaining_ms: Option<u64>,
     },
+    /// The token counter, which is not below what was to be remembered.
+    Remembered { token: u64 },
     /// This op alone was refused; nothing done for it.
     Refused(Refusal),
 }
@@ -274,6 +279,25 @@ pub(crate) enum Health {
     Down { since: Instant, why: Arc<str> },
     /// Closed by us, for good.
     Closed,
+}
+
+/// The server at the other end of the connection, and what it may have forgotten.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Run {
+    /// Another one after each start; `None` if it does not tell.
+    pub(crate) id: Option<Arc<str>>,
+    /// When it was asked, and how long it had remembered everything by then, at least.
+    pub(crate) asked: Instant,
+    pub(crate) age: Duration,
+}
+
+impl Run {
+    /// Whether it has forgotten nothing for `length` before `at`.
+    pub(crate) fn remembers(&self, length: Duration, at: Instant) -> bool {
+        let since = at.saturating_duration_since(self.asked);
+        let before = self.asked.saturating_duration_since(at);
+        self.age.saturating_add(since).saturating_sub(before) >= length
+    }
 }
 
 /// Who holds a name, as the store tells it.
@@ -378,6 +402,9 @@ pub(crate) trait Store: fmt::Debug + Send + Sync + 'static {
 
     /// State of the connection, and each change of it.
     fn health(&self) -> watch::Receiver<Health>;
+
+    /// The server connected to now, which is the one that gave the answers that have come, or a later one.
+    fn run(&self) -> Option<Run>;
 
     /// Told what this client believes. Only a simulation listens.
     fn believes(&self, _belief: Belief<'_>) {}

@@ -215,6 +215,8 @@ pub enum Done {
     Enqueue,
     /// `Beat`.
     Beat,
+    /// `Remember`; of no hold.
+    Remember,
 }
 
 /// The kinds of answers.
@@ -260,6 +262,7 @@ impl Did {
             Verb::ForceRelease { owner } => (Done::Force, hold_of(owner), 0),
             Verb::Enqueue { owner, .. } => (Done::Enqueue, owner.hold, 1),
             Verb::Beat { owner, .. } => (Done::Beat, owner.hold, 0),
+            Verb::Remember { .. } => (Done::Remember, 0, 0),
         };
         let other = match &op.verb {
             Verb::HandOff { from, .. } | Verb::Upgrade { from, .. } => Some(from.hold),
@@ -288,6 +291,7 @@ impl From<&Answer> for Answered {
             | Answer::Released { .. }
             | Answer::StillHeld { .. }
             | Answer::Renewed { .. }
+            | Answer::Remembered { .. }
             | Answer::Removed => Self::Done,
             Answer::Nothing | Answer::Refused(_) => Self::Nothing,
             Answer::Queued { first, .. } => Self::Queued(*first),

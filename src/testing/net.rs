@@ -24,7 +24,8 @@ use crate::kind::Kind;
 use crate::store::clock::{Clock, micros};
 use crate::store::topic::{Listening, Topics};
 use crate::store::{
-    Answer, Belief, Call, Cause, Channel, Health, NoReply, Op, Reply, Snapshot, Store, Subscription,
+    Answer, Belief, Call, Cause, Channel, Health, NoReply, Op, Reply, Run, Snapshot, Store,
+    Subscription,
 };
 
 /// A client's store on a simulated server.
@@ -547,6 +548,11 @@ impl Store for NetStore {
 
     fn health(&self) -> watch::Receiver<Health> {
         self.0.health.subscribe()
+    }
+
+    fn run(&self) -> Option<Run> {
+        let up = matches!(*self.0.health.borrow(), Health::Up { .. });
+        up.then(|| self.0.server.run_of_memory())
     }
 
     fn close(&self) {

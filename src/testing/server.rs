@@ -18,7 +18,7 @@ use crate::config::Config;
 use crate::env::{RealEnv, SharedEnv, later};
 use crate::store::clock::micros;
 use crate::store::memory::{EPOCH_US, Gone, Key, State, Value, apply};
-use crate::store::{Answer, Channel, Op, Refusal, Snapshot};
+use crate::store::{Answer, Channel, Op, Refusal, Run, Snapshot};
 
 /// How the network between clients and a [`Server`] behaves. Chances are in a thousand.
 #[derive(Clone, Debug)]
@@ -90,6 +90,8 @@ struct Inside {
     /// Counts restarts and failovers; connections to an earlier one are dead.
     run: u64,
     number: u64,
+    /// When it was started again, or failed over.
+    renewed: Option<Instant>,
     /// Not running.
     down: bool,
     paused_until: Option<Instant>,
@@ -139,6 +141,7 @@ impl Server {
                     faults: Faults::none(),
                     run: 1,
                     number: 1,
+                    renewed: None,
                     down: false,
                     paused_until: None,
                     step_us: 0,
@@ -191,6 +194,7 @@ impl Server {
         }
         state.down = false;
         state.number += 1;
+        state.renewed = Some(self.inner.env.now());
         state.paused_until = None;
     }
 
@@ -207,6 +211,7 @@ impl Server {
             let mut state = self.inner.state.lock();
             state.store = state.copy.clone();
             state.number += 1;
+            state.renewed = Some(self.inner.env.now());
         }
         self.disconnect_all();
     }
@@ -391,6 +396,21 @@ impl Inner {
     /// Which server this is: another one after each restart or failover.
     pub(super) fn number(&self) -> u64 {
         self.state.lock().number
+    }
+
+    /// Which one it is, and how old its memory.
+    pub(super) fn run_of_memory(&self) -> Run {
+        let state = self.state.lock();
+        let now = self.env.now();
+        let age = |since: Instant| now.saturating_duration_since(since);
+        Run {
+            id: Some(Arc::from(format!(
+                "{:p}-{}",
+                &raw const *self, state.number
+            ))),
+            asked: now,
+            age: state.renewed.map_or(Duration::MAX, age),
+        }
     }
 
     pub(super) fn is_down(&self) -> bool {

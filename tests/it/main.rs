@@ -23,6 +23,7 @@ mod hand_off;
 mod harness;
 mod multi;
 mod outage;
+mod quorum;
 mod read_write;
 mod reentrancy;
 mod refused;

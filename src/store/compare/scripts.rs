@@ -47,6 +47,7 @@ fn a_malformed_call_is_an_error_and_leaves_no_key() {
         (plain(0, renew(0, 1)), vec![1, 2, 3]),
         (plain(0, release(0, 1)), vec![1, 4]),
         (plain(0, hand_off(0, 1)), vec![1, 4, 5, 6]),
+        (plain(0, remember(7)), vec![1, 2, 3, 4]),
         (fair(acquire(0, 1)), vec![1, 4, 5, 6, 7]),
         (fair(enqueue(0)), vec![1, 4, 5, 6, 7, 8]),
         (fair(beat(0)), vec![1, 4, 5]),
@@ -114,6 +115,23 @@ fn tokens_keep_all_their_digits() {
     );
     let again = redis.submit(&[plain(0, acquire(0, 1))]);
     assert!(matches!(again[0], Answer::Granted { token: t, .. } if t == token));
+}
+
+/// Whoever gets the lock next is above what was remembered; what is below it already changes nothing, however
+/// late it comes.
+#[test]
+fn a_remembered_token_is_never_lowered() {
+    let server = Server::start();
+    let mut redis = Redis::new(server.connect());
+    let high = 8_000_000_000_000_001;
+    assert_eq!(
+        redis.submit(&[plain(0, remember(high)), plain(0, remember(high - 1))]),
+        vec![Answer::Remembered { token: high }; 2]
+    );
+    let answers = redis.submit(&[plain(0, acquire(0, 1))]);
+    assert!(matches!(answers[0], Answer::Granted { token, .. } if token == high + 1));
+    let answers = redis.submit(&[plain(0, remember(high))]);
+    assert_eq!(answers, [Answer::Remembered { token: high + 1 }]);
 }
 
 #[test]
@@ -415,6 +433,17 @@ fn hand_off(from: u64, to: u64) -> Verb {
         lease_ms: 60_000,
         token: TokenRule {
             floor: 0,
+            retention_ms: Some(3_600_000),
+            reserve: 0,
+        },
+    }
+}
+
+fn remember(token: u64) -> Verb {
+    Verb::Remember {
+        lease_ms: 60_000,
+        token: TokenRule {
+            floor: token,
             retention_ms: Some(3_600_000),
             reserve: 0,
         },

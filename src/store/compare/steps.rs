@@ -180,6 +180,12 @@ fn any_ops(kind: Kind) -> impl Strategy<Value = Vec<Op>> {
         },
         stay,
     });
+    let remember = (leases(), token_rules(0..1));
+    let remember = remember.prop_map(|(lease_ms, token)| {
+        let floor = token.floor.max(1);
+        let token = TokenRule { floor, ..token };
+        Verb::Remember { lease_ms, token }
+    });
     let beat = (0..OWNERS, stays()).prop_map(|(id, stay)| Verb::Beat {
         owner: owner(id),
         stay,
@@ -197,6 +203,7 @@ fn any_ops(kind: Kind) -> impl Strategy<Value = Vec<Op>> {
         2 => list(renew.boxed()),
         2 => list(hand_off.boxed()),
         1 => list(force.boxed()),
+        1 => list(remember.boxed()),
     ]
 }
 

@@ -98,7 +98,7 @@ impl Table {
             Answer::Taken { .. } => (Told::Taken, None),
             Answer::Gone(_) | Answer::Nothing => (Told::Gone, None),
             Answer::Late => (Told::Late, None),
-            Answer::Queued { .. } => panic!("nobody here queues"),
+            Answer::Queued { .. } | Answer::Remembered { .. } => panic!("nobody here queues"),
             Answer::Refused(refusal) => panic!("nothing here is to be refused: {refusal:?}"),
         };
         Outcome {

@@ -18,7 +18,9 @@ use uuid::Uuid;
 
 use super::clock::micros;
 use super::topic::{Listening, Topics};
-use super::{Answer, Call, Cause, Channel, Health, NoReply, Reply, Snapshot, Store, Subscription};
+use super::{
+    Answer, Call, Cause, Channel, Health, NoReply, Reply, Run, Snapshot, Store, Subscription,
+};
 use crate::env::{BoxFuture, SharedEnv};
 use crate::kind::Kind;
 #[cfg(any(test, feature = "testing"))]
@@ -206,6 +208,15 @@ impl Store for MemoryStore {
 
     fn health(&self) -> watch::Receiver<Health> {
         self.health.subscribe()
+    }
+
+    /// There is no life without it: nothing was ever forgotten.
+    fn run(&self) -> Option<Run> {
+        (!self.is_closed()).then(|| Run {
+            id: Some(Arc::from(format!("{:p}", Arc::as_ptr(&self.shared)))),
+            asked: self.shared.base,
+            age: Duration::MAX,
+        })
     }
 
     fn close(&self) {

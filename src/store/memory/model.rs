@@ -31,6 +31,10 @@ pub(crate) fn apply(
     };
     state.purge(now.ms, PURGE_STEP);
     state.forget_if_expired(&op.name, now.ms);
+    if let Verb::Remember { lease_ms, token } = op.verb {
+        let answer = remember(state, &now, &op.name, lease_ms, token);
+        return (answer.unwrap_or_else(Answer::Refused), None);
+    }
     if let Kind::Read | Kind::Write = op.kind {
         return read_write::apply(state, &now, op);
     }
@@ -73,7 +77,7 @@ pub(crate) fn apply(
         Verb::ForceRelease { owner } => force_release(state, name, owner),
         Verb::Downgrade { .. } | Verb::Upgrade { .. } => state.gone(name),
         // Done above.
-        Verb::Enqueue { .. } | Verb::Beat { .. } => Answer::Nothing,
+        Verb::Enqueue { .. } | Verb::Beat { .. } | Verb::Remember { .. } => Answer::Nothing,
     };
     let removed = matches!(answer, Answer::Released { .. } | Answer::Removed);
     let freed = removed && !state.keys.contains_key(name);
@@ -320,23 +324,52 @@ fn next_token(
     if greatest >= TOKEN_END {
         return Err(conflict(NO_COUNTER));
     }
-    let kept_for_ever = state
-        .counters
-        .get(name)
-        .is_some_and(|counter| counter.expires_ms.is_none());
-    let expires_ms = match (rule.retention_ms, last) {
-        (_, Some(last)) if token == now.us && is_fresh(last, now, lease_ms, rule) => state
+    let expires_ms = match last {
+        Some(last) if token == now.us && is_fresh(last, now, lease_ms, rule) => state
             .counters
             .get(name)
             .and_then(|counter| counter.expires_ms),
-        (Some(retention_ms), _) if !kept_for_ever => {
-            let kept_ms = retention_ms.max(lease_ms.saturating_mul(2));
-            Some(now.after(kept_ms.saturating_add(kept_ms / 2)))
-        }
-        _ => None,
+        _ => kept_until(state, now, name, lease_ms, rule),
     };
     state.put_counter(name, greatest.to_string(), expires_ms);
     Ok(token)
+}
+
+/// When a counter written anew ends; one that has no end keeps none.
+fn kept_until(
+    state: &State,
+    now: &Now,
+    name: &Arc<str>,
+    lease_ms: u64,
+    rule: TokenRule,
+) -> Option<u64> {
+    let counter = state.counters.get(name);
+    if counter.is_some_and(|counter| counter.expires_ms.is_none()) {
+        return None;
+    }
+    let kept_ms = rule.retention_ms?.max(lease_ms.saturating_mul(2));
+    Some(now.after(kept_ms.saturating_add(kept_ms / 2)))
+}
+
+/// Remember: the counter rises to the rule's floor, or is there already.
+fn remember(
+    state: &mut State,
+    now: &Now,
+    name: &Arc<str>,
+    lease_ms: u64,
+    rule: TokenRule,
+) -> Result<Answer, Refusal> {
+    if let Some(last) = last_token(state, name)?
+        && last >= rule.floor
+    {
+        return Ok(Answer::Remembered { token: last });
+    }
+    if now.late {
+        return Ok(Answer::Late);
+    }
+    let expires_ms = kept_until(state, now, name, lease_ms, rule);
+    state.put_counter(name, rule.floor.to_string(), expires_ms);
+    Ok(Answer::Remembered { token: rule.floor })
 }
 
 /// Whether the counter was used before in this slice of time, a quarter of its retention: then its expiry

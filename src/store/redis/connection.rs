@@ -12,8 +12,8 @@
 //!    called; it waits for a silent server.
 
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use fred::clients::Client;
@@ -34,7 +34,7 @@ use super::script::{Texts, clock, clock_args, decode, refusal};
 use super::{RedisConfig, Shared, State, message};
 use crate::env::{Env, SharedEnv, later, until};
 use crate::store::clock::Clock;
-use crate::store::{Cause, Refusal, RefusalKind};
+use crate::store::{Cause, Refusal, RefusalKind, Run};
 
 /// Why there is no connection.
 #[derive(Clone, Debug)]
@@ -272,6 +272,7 @@ pub(super) struct Link {
     client: Client,
     opened: Instant,
     server: AtomicU64,
+    run: OnceLock<Run>,
     clock: Clock,
     over: CancellationToken,
     why: Mutex<Option<Cause>>,
@@ -298,8 +299,29 @@ impl Link {
         self.server.load(Ordering::Relaxed)
     }
 
-    fn set_server(&self, number: u64) {
+    /// Which run of the server this is, once it was asked.
+    pub(super) fn run(&self) -> Option<Run> {
+        self.run.get().cloned()
+    }
+
+    fn set_server(&self, shared: &Shared, info: Option<&str>) {
+        let run_id = info.and_then(|info| field(info, "run_id"));
+        let now = shared.env.now();
+        let (number, met) = shared.server_number(run_id, now);
         self.server.store(number, Ordering::Relaxed);
+        // Whole seconds, of a clock that may have been anywhere within them.
+        let uptime = info.and_then(|info| field(info, "uptime_in_seconds")?.parse().ok());
+        let up = uptime.map_or(0, |seconds: u64| seconds.saturating_sub(1));
+        let mut age = Duration::from_secs(if run_id.is_some() { up } else { 0 });
+        // It took another one's place: a replica may have been up for long, and have missed something.
+        if let Some(met) = met {
+            age = age.min(now.saturating_duration_since(met));
+        }
+        let _ = self.run.set(Run {
+            id: run_id.map(Arc::from),
+            asked: now,
+            age,
+        });
     }
 
     pub(super) fn clock(&self) -> &Clock {
@@ -465,6 +487,7 @@ async fn open_link(shared: &Shared, generation: u64) -> Result<(Link, Connection
         client: connection.client.clone(),
         opened: env.now(),
         server: AtomicU64::new(0),
+        run: OnceLock::new(),
         clock: Clock::default(),
         over: CancellationToken::new(),
         why: Mutex::new(None),
@@ -491,10 +514,10 @@ async fn check_server(
         Ok(info) => {
             let info = info.as_str().unwrap_or_default();
             check_info(&info)?;
-            link.set_server(shared.server_number(field(&info, "run_id")));
+            link.set_server(shared, Some(&info));
         }
         // Not permitted: then we do not know, and take it as it is.
-        Err(Fault::Server(_)) => link.set_server(shared.server_number(None)),
+        Err(Fault::Server(_)) => link.set_server(shared, None),
         Err(fault) => return Err(ConnectFailure::Unreachable(fault.cause())),
     }
     if let Ok(info) = about_memory {

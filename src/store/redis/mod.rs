@@ -31,8 +31,8 @@ use self::connection::{Fault, Link, supervise};
 use self::script::{Publish, Script, Texts, decode, encode, refusal, script_for};
 use super::topic::{Listening, Topics};
 use super::{
-    Answer, Call, Cause, Channel, Health, NoReply, Refusal, RefusalKind, Reply, Snapshot, Store,
-    Subscription,
+    Answer, Call, Cause, Channel, Health, NoReply, Refusal, RefusalKind, Reply, Run, Snapshot,
+    Store, Subscription,
 };
 use crate::config::{DEFAULT_COMMAND_TIMEOUT, DEFAULT_CONNECT_TIMEOUT, PubSub};
 use crate::env::{BoxFuture, SharedEnv, later, until};
@@ -130,8 +130,17 @@ struct Shared {
     waiting: AsyncMutex<()>,
     /// The server was found to evict keys, and that was said.
     told_of_eviction: AtomicBool,
-    /// The run id of the server connected to last, where it tells, and how many there were.
-    servers: Mutex<(Option<String>, u64)>,
+    servers: Mutex<Servers>,
+}
+
+/// The servers that were found at the ends of connections.
+#[derive(Default)]
+struct Servers {
+    count: u64,
+    /// Of the last one, where it tells.
+    run_id: Option<String>,
+    /// When the last one took the place of another.
+    met: Option<Instant>,
 }
 
 /// [`Health`], with what our own need besides.
@@ -274,6 +283,13 @@ impl Store for RedisStore {
         self.shared.health.subscribe()
     }
 
+    fn run(&self) -> Option<Run> {
+        match &*self.shared.state.borrow() {
+            State::Up(link) => link.run(),
+            _ => None,
+        }
+    }
+
     fn close(&self) {
         self.shared.close();
     }
@@ -319,14 +335,16 @@ impl Shared {
         });
     }
 
-    /// The number of the server just connected to. One that does not tell who it is may be another.
-    fn server_number(&self, run_id: Option<&str>) -> u64 {
+    /// The number of the server just connected to, and when it took the place of another one. One that does not
+    /// tell who it is may be another.
+    fn server_number(&self, run_id: Option<&str>, now: Instant) -> (u64, Option<Instant>) {
         let mut servers = self.servers.lock();
-        if run_id.is_none() || servers.0.as_deref() != run_id {
-            servers.0 = run_id.map(str::to_owned);
-            servers.1 += 1;
+        if run_id.is_none() || servers.run_id.as_deref() != run_id {
+            servers.run_id = run_id.map(str::to_owned);
+            servers.met = (servers.count > 0).then_some(now);
+            servers.count += 1;
         }
-        servers.1
+        (servers.count, servers.met)
     }
 
     /// No connection; since when is kept from the first time on.

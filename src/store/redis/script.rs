@@ -72,6 +72,8 @@ pub(crate) fn script_for(op: &Op) -> &'static Script {
         // There is no other queue.
         (_, Verb::Enqueue { .. }) => &SCRIPTS.fair_enqueue,
         (_, Verb::Beat { .. }) => &SCRIPTS.fair_beat,
+        // One counter, whatever the name is used as.
+        (_, Verb::Remember { .. }) => &SCRIPTS.remember,
     }
 }
 
@@ -82,13 +84,14 @@ pub(crate) fn clock() -> &'static Script {
 
 /// All scripts by file name, for loading them ahead and for tests.
 #[cfg(test)]
-pub(crate) fn all() -> [(&'static str, &'static Script); 18] {
+pub(crate) fn all() -> [(&'static str, &'static Script); 19] {
     [
         ("lock_acquire", &SCRIPTS.acquire),
         ("lock_release", &SCRIPTS.release),
         ("lock_renew", &SCRIPTS.renew),
         ("lock_hand_off", &SCRIPTS.hand_off),
         ("lock_force_release", &SCRIPTS.force_release),
+        ("lock_remember", &SCRIPTS.remember),
         ("read_acquire", &SCRIPTS.read_acquire),
         ("write_acquire", &SCRIPTS.write_acquire),
         ("rw_release", &SCRIPTS.rw_release),
@@ -231,13 +234,9 @@ fn encode_renewals(scheme: &KeyScheme, ops: &[Op], keys: &mut Texts, args: &mut 
     }
 }
 
-/// What one op brings, but for its channel.
-fn encode_op(scheme: &KeyScheme, op: &Op, keys: &mut Texts, args: &mut Texts) {
+/// The keys that are the same whatever the owner.
+fn encode_keys(scheme: &KeyScheme, op: &Op, keys: &mut Texts) {
     keys.push(scheme.hash(&op.name));
-    // What the scripts of the read/write lock need besides.
-    let rw = op.kind.sides().contains(&Kind::Write);
-    let own = |owner: &OwnerId| rw.then(|| scheme.reader(&op.name, *owner));
-    let readers = || rw.then(|| scheme.readers(&op.name));
     if let Verb::Acquire { .. }
     | Verb::Enqueue { .. }
     | Verb::HandOff { .. }
@@ -248,6 +247,21 @@ fn encode_op(scheme: &KeyScheme, op: &Op, keys: &mut Texts, args: &mut Texts) {
     if knows_the_queue(op) {
         keys.extend(scheme.queue(&op.name));
     }
+}
+
+/// What one op brings, but for its channel.
+fn encode_op(scheme: &KeyScheme, op: &Op, keys: &mut Texts, args: &mut Texts) {
+    if let Verb::Remember { lease_ms, token } = &op.verb {
+        keys.push(scheme.token(&op.name));
+        args.push(lease_ms);
+        args.extend(token_args(token));
+        return;
+    }
+    encode_keys(scheme, op, keys);
+    // What the scripts of the read/write lock need besides.
+    let rw = op.kind.sides().contains(&Kind::Write);
+    let own = |owner: &OwnerId| rw.then(|| scheme.reader(&op.name, *owner));
+    let readers = || rw.then(|| scheme.readers(&op.name));
     match &op.verb {
         Verb::Acquire {
             owner,
@@ -328,6 +342,8 @@ fn encode_op(scheme: &KeyScheme, op: &Op, keys: &mut Texts, args: &mut Texts) {
             args.push(owner);
             args.extend(stay_args(stay));
         }
+        // Done above.
+        Verb::Remember { .. } => {}
     }
 }
 
@@ -340,7 +356,10 @@ fn tells_exceptions(op: &Op) -> bool {
 fn publishes(op: &Op) -> bool {
     match op.verb {
         Verb::Release { .. } | Verb::ForceRelease { .. } | Verb::Downgrade { .. } => true,
-        Verb::Renew { .. } | Verb::HandOff { .. } | Verb::Upgrade { .. } => false,
+        Verb::Renew { .. }
+        | Verb::HandOff { .. }
+        | Verb::Upgrade { .. }
+        | Verb::Remember { .. } => false,
         Verb::Acquire { .. } | Verb::Enqueue { .. } | Verb::Beat { .. } => knows_the_queue(op),
     }
 }
@@ -352,7 +371,8 @@ fn knows_the_queue(op: &Op) -> bool {
         Verb::Renew { .. }
         | Verb::HandOff { .. }
         | Verb::Downgrade { .. }
-        | Verb::Upgrade { .. } => false,
+        | Verb::Upgrade { .. }
+        | Verb::Remember { .. } => false,
         Verb::Acquire { .. } | Verb::Release { .. } | Verb::ForceRelease { .. } => {
             op.kind == Kind::Fair
         }
@@ -480,7 +500,8 @@ fn decode_answer(slot: &[Value], verb: &Verb) -> Result<Answer, Malformed> {
             | Verb::Release { count: 1.., .. }
             | Verb::HandOff { .. }
             | Verb::Downgrade { .. }
-            | Verb::Upgrade { .. },
+            | Verb::Upgrade { .. }
+            | Verb::Remember { .. },
         ) => Answer::Late,
         (
             4,
@@ -518,6 +539,9 @@ fn decode_answer(slot: &[Value], verb: &Verb) -> Result<Answer, Malformed> {
                 other => return Err(Malformed(format!("{other} for first or not"))),
             },
             remaining_ms: left_or_none(b)?,
+        },
+        (13, Verb::Remember { .. }) => Answer::Remembered {
+            token: unsigned(a)?,
         },
         (other, _) => return Err(Malformed(format!("answer {other} to {verb:?}"))),
     })
@@ -598,6 +622,7 @@ struct Scripts {
     renew: Script,
     hand_off: Script,
     force_release: Script,
+    remember: Script,
     read_acquire: Script,
     write_acquire: Script,
     rw_release: Script,
@@ -619,6 +644,7 @@ static SCRIPTS: LazyLock<Scripts> = LazyLock::new(|| Scripts {
     renew: Script::with_prelude(include_str!("lua/lock_renew.lua")),
     hand_off: Script::of(&[TOKENS, include_str!("lua/lock_hand_off.lua")]),
     force_release: Script::with_prelude(include_str!("lua/lock_force_release.lua")),
+    remember: Script::of(&[TOKENS, include_str!("lua/lock_remember.lua")]),
     read_acquire: Script::of_both_sides(include_str!("lua/read_acquire.lua")),
     write_acquire: Script::of_both_sides(include_str!("lua/write_acquire.lua")),
     rw_release: Script::of_both_sides(include_str!("lua/rw_release.lua")),

@@ -44,7 +44,7 @@ fn most(did: &Did, deepest: u32) -> u32 {
     match did.verb {
         // The level of an acquisition that is posted counts for a renewal, and it may never be sent.
         Done::Acquire | Done::Enqueue | Done::Renew | Done::HandOff | Done::Upgrade => deepest + 1,
-        Done::Release | Done::Force | Done::Beat => deepest,
+        Done::Release | Done::Force | Done::Beat | Done::Remember => deepest,
         // Those who read within a hold that writes enter without asking.
         Done::Downgrade => u32::MAX,
     }

@@ -69,8 +69,8 @@ fn answer(state: &mut State, now: &Now, op: &Op, told: &mut bool) -> Result<Answ
             token,
         } => upgrade(state, now, name, [*from, *to], *lease_ms, *token),
         Verb::ForceRelease { owner } => Ok(force_release(state, now, name, owner, told)),
-        // It has no queue.
-        Verb::Enqueue { .. } | Verb::Beat { .. } => Ok(state.gone(name)),
+        // It has no queue; and what is remembered is no matter of its sides.
+        Verb::Enqueue { .. } | Verb::Beat { .. } | Verb::Remember { .. } => Ok(state.gone(name)),
     }
 }
 
@@ -581,7 +581,10 @@ impl State {
             | Verb::Downgrade { owner, .. }
             | Verb::HandOff { to: owner, .. }
             | Verb::Upgrade { to: owner, .. } => *owner,
-            Verb::ForceRelease { .. } | Verb::Enqueue { .. } | Verb::Beat { .. } => return None,
+            Verb::ForceRelease { .. }
+            | Verb::Enqueue { .. }
+            | Verb::Beat { .. }
+            | Verb::Remember { .. } => return None,
         };
         match self.held_by(&op.name, owner)? {
             Held::Writing(_) => expires_ms,

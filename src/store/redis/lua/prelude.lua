@@ -18,7 +18,7 @@
 local GRANTED, TAKEN, LATE, GONE = 1, 2, 3, 4 -- token, left; left or -1; -; 0 free or 1 taken
 local HELD, RELEASED, STILL_HELD, RENEWED = 5, 6, 7, 8 -- left; heard; left; left
 local REMOVED, NOTHING, REFUSED = 9, 10, 11 -- -; -; text
-local QUEUED = 12 -- 1 if first; left or -1
+local QUEUED, REMEMBERED = 12, 13 -- 1 if first, left or -1; counter
 
 -- Tokens end 2^40 below what a double counts exactly: room for two weeks of time in µs.
 local TOKEN_END = 2 ^ 53 - 2 ^ 40
