@@ -162,7 +162,8 @@ mod tests {
         let back = back.unchanged(0, Done::Enqueue, 2, 1, QUEUED).at(6_401);
         let back = takes(back, 1, 3).at(6_402);
         let back = back.unchanged(1, Done::Enqueue, 5, 1, QUEUED);
-        assert_eq!(takes(back, 0, 2).caught_under(fair), [""; 0]);
+        let caught = takes(back, 0, 2).caught_under(fair);
+        assert!(!caught.contains(&"queue"), "{caught:?}");
         let dead = two_wait().at(5_900).unchanged(1, Done::Beat, 3, 0, QUEUED);
         assert_eq!(takes(dead.at(6_001), 1, 3).caught_under(fair), [""; 0]);
     }
