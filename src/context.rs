@@ -165,29 +165,63 @@ tokio::task_local! {
 /// What a flow of work holds, by kind and name.
 #[derive(Default)]
 pub(crate) struct Flow {
-    names: Mutex<HashMap<(Kind, Arc<str>), Named>>,
+    names: Mutex<Names>,
 }
 
-struct Named {
-    spot: Arc<Spot>,
-    /// Places taken; the entry goes with the last.
-    places: usize,
+type Key = (Kind, Arc<str>);
+
+/// Most flows have one name at a time: that one needs no table.
+#[derive(Default)]
+struct Names {
+    first: Option<(Key, Named)>,
+    others: Option<Box<HashMap<Key, Named>>>,
 }
 
 /// One name of a flow.
 #[derive(Default)]
-struct Spot {
+struct Named {
     /// Held through each acquisition, so that those of one name go one after the other.
     gate: Arc<AsyncMutex<()>>,
     /// The hold whose guards are alive, be it lost or not.
-    hold: Mutex<Option<Arc<Hold>>>,
+    hold: Option<Arc<Hold>>,
+    /// Places taken; the entry goes with the last.
+    places: usize,
+}
+
+impl Names {
+    fn get(&mut self, key: &Key) -> Option<&mut Named> {
+        match &mut self.first {
+            Some((first, named)) if first == key => Some(named),
+            _ => self.others.as_mut()?.get_mut(key),
+        }
+    }
+
+    fn insert(&mut self, key: Key, named: Named) {
+        if self.first.is_none() {
+            self.first = Some((key, named));
+        } else {
+            self.others.get_or_insert_default().insert(key, named);
+        }
+    }
+
+    fn remove(&mut self, key: &Key) -> Option<Named> {
+        if let Some((_, named)) = self.first.take_if(|(first, _)| first == key) {
+            return Some(named);
+        }
+        let others = self.others.as_mut()?;
+        let named = others.remove(key);
+        if others.is_empty() {
+            self.others = None;
+        }
+        named
+    }
 }
 
 /// A use of one name of a flow; the flow forgets the name with its last use.
 pub(crate) struct Place {
     flow: Arc<Flow>,
-    key: (Kind, Arc<str>),
-    spot: Arc<Spot>,
+    key: Key,
+    gate: Arc<AsyncMutex<()>>,
 }
 
 impl Flow {
@@ -195,15 +229,22 @@ impl Flow {
         // One for both sides of a read/write lock: who writes may read as well.
         let key = (kind.sides()[0], Arc::clone(name));
         let mut names = self.names.lock();
-        let named = names.entry(key.clone()).or_insert_with(|| Named {
-            spot: Arc::default(),
-            places: 0,
-        });
-        named.places += 1;
+        let gate = if let Some(named) = names.get(&key) {
+            named.places += 1;
+            Arc::clone(&named.gate)
+        } else {
+            let named = Named {
+                places: 1,
+                ..Named::default()
+            };
+            let gate = Arc::clone(&named.gate);
+            names.insert(key.clone(), named);
+            gate
+        };
         Place {
             flow: Arc::clone(self),
             key,
-            spot: Arc::clone(&named.spot),
+            gate,
         }
     }
 }
@@ -211,28 +252,40 @@ impl Flow {
 impl Place {
     /// Waits for acquisitions of this name through this flow to be over.
     pub(crate) async fn enter(&self) -> OwnedMutexGuard<()> {
-        Arc::clone(&self.spot.gate).lock_owned().await
+        Arc::clone(&self.gate).lock_owned().await
     }
 
     /// As [`enter`](Self::enter), without waiting.
     pub(crate) fn try_enter(&self) -> Option<OwnedMutexGuard<()>> {
-        Arc::clone(&self.spot.gate).try_lock_owned().ok()
+        Arc::clone(&self.gate).try_lock_owned().ok()
     }
 
     /// The hold of this flow, lost or not.
     pub(crate) fn hold(&self) -> Option<Arc<Hold>> {
-        self.spot.hold.lock().clone()
+        self.flow.names.lock().get(&self.key)?.hold.clone()
     }
 
     pub(crate) fn remember(&self, hold: &Arc<Hold>) {
-        *self.spot.hold.lock() = Some(Arc::clone(hold));
+        self.replace(Some(Arc::clone(hold)), |_| true);
     }
 
     /// The hold has no guards any more: the name is fresh for this flow.
     pub(crate) fn forget(&self, hold: &Arc<Hold>) {
-        let mut held = self.spot.hold.lock();
-        if held.as_ref().is_some_and(|held| Arc::ptr_eq(held, hold)) {
-            *held = None;
+        self.replace(None, |held| {
+            held.is_some_and(|held| Arc::ptr_eq(held, hold))
+        });
+    }
+
+    /// What is replaced is dropped when nothing is locked any more.
+    fn replace(&self, new: Option<Arc<Hold>>, when: impl Fn(Option<&Arc<Hold>>) -> bool) {
+        let mut names = self.flow.names.lock();
+        let Some(named) = names.get(&self.key) else {
+            return;
+        };
+        if when(named.hold.as_ref()) {
+            let old = std::mem::replace(&mut named.hold, new);
+            drop(names);
+            drop(old);
         }
     }
 }
@@ -240,10 +293,12 @@ impl Place {
 impl Drop for Place {
     fn drop(&mut self) {
         let mut names = self.flow.names.lock();
-        if let Some(named) = names.get_mut(&self.key) {
+        if let Some(named) = names.get(&self.key) {
             named.places -= 1;
             if named.places == 0 {
-                names.remove(&self.key);
+                let over = names.remove(&self.key);
+                drop(names);
+                drop(over);
             }
         }
     }

@@ -22,7 +22,7 @@
 //!    calls back with its own lock held.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use tokio::sync::oneshot;
@@ -85,7 +85,8 @@ pub(crate) struct Hold {
     /// It came from another hold of this client, of which the server was not told: owner id and lease are
     /// the other's.
     passed: bool,
-    lost: CancellationToken,
+    /// Made when somebody wants to be told.
+    lost: OnceLock<CancellationToken>,
     state: Mutex<State>,
 }
 
@@ -213,7 +214,7 @@ impl Hold {
             chain,
             spare,
             passed: false,
-            lost: CancellationToken::new(),
+            lost: OnceLock::new(),
             state: Mutex::new(State {
                 phase: Phase::Offered,
                 levels: Vec::with_capacity(1),
@@ -277,7 +278,7 @@ impl Hold {
             chain: Some(chain),
             spare: self.spare - 1,
             passed: true,
-            lost: CancellationToken::new(),
+            lost: OnceLock::new(),
             state: Mutex::new(State {
                 phase: Phase::Offered,
                 levels: Vec::with_capacity(1),
@@ -454,7 +455,12 @@ impl Hold {
     }
 
     pub(crate) fn lost(&self) -> &CancellationToken {
-        &self.lost
+        let lost = self.lost.get_or_init(CancellationToken::new);
+        // Who ended it looked for somebody to tell perhaps before this.
+        if matches!(self.state.lock().phase, Phase::Lost(_)) {
+            lost.cancel();
+        }
+        lost
     }
 
     pub(crate) fn loss_reason(self: &Arc<Self>) -> Option<LossReason> {
@@ -480,12 +486,12 @@ impl Hold {
             let deadline = self.deadline();
             if deadline <= self.engine.now() {
                 // Neither lost nor held: released.
-                self.lost.cancelled().await;
+                self.lost().cancelled().await;
                 continue;
             }
             tokio::select! {
                 biased;
-                () = self.lost.cancelled() => {}
+                () = self.lost().cancelled() => {}
                 () = self.engine.env.sleep_until(deadline) => {}
             }
         }
@@ -532,7 +538,9 @@ impl Hold {
             owner: self.owner,
             reason,
         });
-        self.lost.cancel();
+        if let Some(lost) = self.lost.get() {
+            lost.cancel();
+        }
         self.engine.grant_ends();
         Ok(())
     }
