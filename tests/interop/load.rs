@@ -11,20 +11,25 @@ use crate::{LEASE, common::*, connected, nothing_of_ours_left, ours};
 /// Threads there, and tasks here.
 const EACH: usize = 4;
 
-/// Counts up under the lock, each in its own way; answers with the counter in the end. `n` sections each.
-async fn count(java: &Java, rust: &LockClient, name: &str, n: usize) -> usize {
+/// Counts up under a lock of this kind, each in its own way; answers with the counter in the end. `n` sections each.
+async fn count(kind: Kind, java: &Java, rust: &LockClient, name: &str, n: usize) -> usize {
     let there = java.client(&server().url(), LEASE).await;
     let counter = format!("count-{name}");
     let threads: Vec<_> = (0..EACH)
-        .map(|_| there.lock(Kind::Plain, name).count_up(&counter, n))
+        .map(|_| there.lock(kind, name).count_up(&counter, n))
         .collect();
     let tasks: Vec<_> = (0..EACH)
         .map(|_| {
             let (rust, name, counter) = (rust.clone(), name.to_owned(), counter.clone());
             tokio::spawn(async move {
                 let cli = server().cli().await;
+                let mut lock = match kind {
+                    Kind::Fair => rust.fair_lock(&*name),
+                    Kind::Write => rust.rw_lock(&*name).write(),
+                    _ => rust.lock(&*name),
+                };
                 for _ in 0..n {
-                    let guard = rust.lock(&*name).acquire().await.unwrap();
+                    let guard = lock.acquire().await.unwrap();
                     // Reads, and writes one more: what two at once would spoil.
                     let before = cli.cmd(&["GET", &counter]).await.text_if_any();
                     let before: usize = before.map_or(0, |text| text.parse().unwrap());
@@ -50,11 +55,26 @@ async fn count(java: &Java, rust: &LockClient, name: &str, n: usize) -> usize {
 /// S1 over both languages: 4 threads and 4 tasks, and no update of a counter is lost.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_update_is_lost_between_the_languages() {
+    none_is_lost(Kind::Plain, scaled(250, 2500)).await;
+}
+
+/// The same by the fair lock, whose queue all eight stand in.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_update_is_lost_under_a_fair_lock() {
+    none_is_lost(Kind::Fair, scaled(100, 2500)).await;
+}
+
+/// The same by the writing side of a read/write lock.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_update_is_lost_under_a_write_lock() {
+    none_is_lost(Kind::Write, scaled(100, 2500)).await;
+}
+
+/// `n` sections each; 20 000 in all in the long form.
+async fn none_is_lost(kind: Kind, n: usize) {
     let Some(java) = Java::shared() else { return };
     let (rust, name) = (ours(LEASE).await, unique_name());
-    // 20 000 in all in the long form.
-    let n = scaled(250, 2500);
-    assert_eq!(count(&java, &rust, &name, n).await, 2 * EACH * n);
+    assert_eq!(count(kind, &java, &rust, &name, n).await, 2 * EACH * n);
     server().cmd(&["DEL", &token_key(&name)]).await.ok();
     nothing_of_ours_left(&name).await;
 }
@@ -67,7 +87,7 @@ async fn updates_are_lost_if_the_lock_is_not_shared() {
     let scheme = || KeyScheme::Prefix("app".into());
     let rust = connected(|| LockClient::builder().url(&url).key_scheme(scheme())).await;
     let n = 250;
-    let counted = count(&java, &rust, &name, n).await;
+    let counted = count(Kind::Plain, &java, &rust, &name, n).await;
     assert!(counted < 2 * EACH * n, "{counted}");
 }
 
