@@ -60,7 +60,7 @@ async fn line(
 /// No more than one script a turn and no message between, as long as a chain lasts.
 #[tokio::test]
 async fn a_busy_lock_costs_no_more_than_one_script_a_turn() {
-    const WAITERS: usize = 20;
+    const WAITERS: usize = 10;
     let client = client_of(&server().url(), LEASE).await;
     script_known(&client).await;
     // On a busy machine the turns may take longer than a chain may last, or longer than is quick: then once more.
