@@ -1,6 +1,6 @@
 //! `LockContext`: one logical flow of work, the contender.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
@@ -174,7 +174,7 @@ type Key = (Kind, Arc<str>);
 #[derive(Default)]
 struct Names {
     first: Option<(Key, Named)>,
-    others: Option<Box<HashMap<Key, Named>>>,
+    others: BTreeMap<Key, Named>,
 }
 
 /// One name of a flow.
@@ -192,7 +192,7 @@ impl Names {
     fn get(&mut self, key: &Key) -> Option<&mut Named> {
         match &mut self.first {
             Some((first, named)) if first == key => Some(named),
-            _ => self.others.as_mut()?.get_mut(key),
+            _ => self.others.get_mut(key),
         }
     }
 
@@ -200,20 +200,15 @@ impl Names {
         if self.first.is_none() {
             self.first = Some((key, named));
         } else {
-            self.others.get_or_insert_default().insert(key, named);
+            self.others.insert(key, named);
         }
     }
 
     fn remove(&mut self, key: &Key) -> Option<Named> {
-        if let Some((_, named)) = self.first.take_if(|(first, _)| first == key) {
-            return Some(named);
+        match self.first.take_if(|(first, _)| first == key) {
+            Some((_, named)) => Some(named),
+            None => self.others.remove(key),
         }
-        let others = self.others.as_mut()?;
-        let named = others.remove(key);
-        if others.is_empty() {
-            self.others = None;
-        }
-        named
     }
 }
 
