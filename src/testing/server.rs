@@ -189,13 +189,19 @@ impl Server {
         self.inner
             .fault(|| format!("server started, memory kept: {keep_memory}"));
         let mut state = self.inner.state.lock();
-        if !keep_memory {
-            state.store = State::default();
-        }
+        let forgotten = if keep_memory {
+            Vec::new()
+        } else {
+            state.restore(State::default())
+        };
         state.down = false;
         state.number += 1;
         state.renewed = Some(self.inner.env.now());
         state.paused_until = None;
+        drop(state);
+        for gone in forgotten {
+            self.inner.note(gone);
+        }
     }
 
     /// Keeps a copy of the memory, for [`fail_over`](Self::fail_over) to go back to.
@@ -207,11 +213,15 @@ impl Server {
     /// Another server takes over, with the memory of the last [`copy`](Self::copy).
     pub fn fail_over(&self) {
         self.inner.fault(|| "failover to an old copy".to_owned());
-        {
+        let forgotten = {
             let mut state = self.inner.state.lock();
-            state.store = state.copy.clone();
+            let copy = state.copy.clone();
             state.number += 1;
             state.renewed = Some(self.inner.env.now());
+            state.restore(copy)
+        };
+        for gone in forgotten {
+            self.inner.note(gone);
         }
         self.disconnect_all();
     }
@@ -619,6 +629,19 @@ impl Inside {
         EPOCH_US.saturating_add_signed(shown)
     }
 
+    /// Goes back, or on, to this memory: a record of each lock that is not known there.
+    fn restore(&mut self, memory: State) -> Vec<What> {
+        let before = std::mem::replace(&mut self.store, memory);
+        let forgotten = before.unknown_to(&self.store).into_iter();
+        forgotten
+            .map(|(name, key)| What::Vanished {
+                name,
+                owners: owners_of(&key),
+                expired: false,
+            })
+            .collect()
+    }
+
     /// Forgets the locks whose lease is over: a record of each.
     fn expired(&mut self, now_us: u64) -> Vec<What> {
         let expired = self.store.take_expired(now_us).into_iter();
@@ -729,5 +752,33 @@ mod tests {
         let ran = |it: &Record| matches!(it.what, What::Ran(_));
         let first = told.iter().position(ran).unwrap();
         assert_eq!(told[first - 1].what, over);
+    }
+
+    /// A hold that goes over to the next server is none of those that are gone.
+    #[test]
+    fn what_a_server_forgets_is_recorded() {
+        let simulation = Simulation::new(1, 0);
+        let server = simulation.server().clone();
+        let gone = || {
+            let told = simulation.history().take();
+            let gone = told.iter().filter_map(|it| match &it.what {
+                What::Vanished { name, expired, .. } if !expired => Some(name.to_string()),
+                _ => None,
+            });
+            gone.collect::<Vec<_>>()
+        };
+        let lasts = Duration::from_secs(9);
+        server.overwrite("kept", lasts);
+        server.copy();
+        server.overwrite("new", lasts);
+        gone();
+        server.fail_over();
+        assert_eq!(gone(), ["new"]);
+        server.stop();
+        server.start(true);
+        assert_eq!(gone(), [""; 0]);
+        server.stop();
+        server.start(false);
+        assert_eq!(gone(), ["kept"]);
     }
 }

@@ -525,6 +525,28 @@ impl State {
             .insert(Arc::clone(name), Key { value, expires_ms });
     }
 
+    /// The locks that have no holder in common with what `other` knows of them, by name.
+    #[cfg(feature = "testing")]
+    pub(crate) fn unknown_to(&self, other: &Self) -> BTreeMap<Arc<str>, Key> {
+        let known = |name: &Arc<str>, key: &Key| match (&key.value, other.keys.get(name)) {
+            (
+                Value::Hash(fields),
+                Some(Key {
+                    value: Value::Hash(others),
+                    ..
+                }),
+            ) => fields.keys().any(|owner| others.contains_key(owner)),
+            _ => false,
+        };
+        let mut unknown = BTreeMap::new();
+        for (name, key) in &self.keys {
+            if !known(name, key) {
+                unknown.insert(Arc::clone(name), key.clone());
+            }
+        }
+        unknown
+    }
+
     pub(crate) fn delete(&mut self, name: &Arc<str>) {
         if let Some(Key {
             expires_ms: Some(at),
