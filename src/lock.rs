@@ -339,29 +339,34 @@ impl Lock {
         let engine = self.engine();
         let started = engine.now();
         let place = self.flow.place(self.kind, &self.name);
-        let gate = match budget {
-            Budget::Once => place.try_enter(),
-            Budget::Unlimited | Budget::Until(_) => {
-                let entered = self.within(&engine.stopped, budget, place.enter()).await?;
-                Some(entered.ok_or_else(|| self.behind_own_flow(started))?)
+        let _gate = match (place.try_enter(), budget) {
+            (Some(gate), _) => gate,
+            (None, Budget::Once) => {
+                engine.ensure_open()?;
+                return Ok(None);
+            }
+            (None, Budget::Unlimited | Budget::Until(_)) => {
+                let entered = self.within(&engine.stopped, budget, place.enter());
+                // What is rare has room of its own, so that it takes none where thousands wait.
+                let entered = Box::pin(entered).await?;
+                entered.ok_or_else(|| self.behind_own_flow(started))?
             }
         };
-        let Some(_gate) = gate else {
-            engine.ensure_open()?;
-            return Ok(None);
-        };
+        if engine.stopped.is_cancelled() {
+            return Err(Error::Closed);
+        }
         if let Some(hold) = place.hold() {
             match hold.enter(self.kind, &terms) {
                 Entered::Level { level, depth } => {
                     let guard = self.guard(place, &hold, level);
-                    self.nested(&guard, depth, &terms, budget).await?;
+                    Box::pin(self.nested(&guard, depth, &terms, budget)).await?;
                     return Ok(Some(guard));
                 }
                 Entered::Within { level, lengthen } => {
                     let guard = self.guard(place, &hold, level);
                     if lengthen {
                         let renewed = guard.renew("acquire", terms.lease);
-                        self.within(&engine.stopped, budget, renewed)
+                        Box::pin(self.within(&engine.stopped, budget, renewed))
                             .await?
                             .ok_or_else(|| self.timed_out(engine.now() - started))??;
                     }
@@ -406,8 +411,7 @@ impl Lock {
         let permits = Arc::clone(&engine.permits);
         let permit = match Arc::clone(&permits).try_acquire_owned() {
             Ok(permit) => permit,
-            Err(_) => match self
-                .within(&engine.closing, budget, permits.acquire_owned())
+            Err(_) => match Box::pin(self.within(&engine.closing, budget, permits.acquire_owned()))
                 .await?
             {
                 Some(Ok(permit)) => permit,
