@@ -180,26 +180,22 @@ async fn a_line_that_is_alone_is_seldom_interrupted() {
                 }
             }
         });
-        let start = Instant::now();
         rush(&client, &name, TURNS).await;
-        let took = start.elapsed();
         over.store(true, Ordering::Relaxed);
         other.await.unwrap();
         let told = |line: &str| line.contains("\"PUBLISH\"") && line.contains(&name);
         let told = monitor.count(told).await;
         nothing_left(server(), &name).await;
-        (told, took)
+        told
     };
-    assert!(released(true).await.0 > TURNS / 300);
-    // On a busy machine time ends more of them: then once more.
+    assert!(released(true).await > TURNS / 300);
+    // On a busy machine time ends more of them, and the line is empty now and then: then once more.
     for _ in 0..50 {
-        let (told, took) = released(false).await;
-        if took < ms(600) {
-            assert!(told < 16, "{told}");
+        if released(false).await < TURNS / 500 {
             return;
         }
     }
-    panic!("never quick enough to look");
+    panic!("interrupted as often as if somebody listened");
 }
 
 /// Also between clients that take turns at it.
