@@ -179,7 +179,8 @@ class Bench:
                 self.run(f"{library}-fair", "contended", number, tasks=1000, seconds=2 * seconds)
 
     def memory(self, _, __):
-        for number in range(1 if self.quick else 3):
+        # Once: memory is not noisy, and it takes long to settle.
+        for number in range(1):
             for on in ("notify", "lock"):
                 self.run(OURS, "waiters", number, waiters=10_000 if self.quick else 100_000, on=on)
             self.run(OURS, "holds", number, called="held", holds=2000 if self.quick else 100_000, seconds=2)
