@@ -132,8 +132,8 @@ local function nest(hash, own, owner, count, lease_ms, base)
   return HELD, lengthen_field(hash, own, owner, field, lease_ms, base)
 end
 
--- Says to everybody on `channel` that he may come in. In Redisson `1` wakes all who sleep, and is lost on one
--- who has found the lock taken and does not sleep yet; `0` wakes one, or keeps the next from sleeping.
+-- Says to everybody on `channel` that he may come in. In Redisson `1` wakes all who sleep, but, as we read it,
+-- not one who has found the lock taken and does not sleep yet; `0` wakes one, or keeps the next from sleeping.
 local function tell_all(channel)
   local heard = tell(channel, '1')
   tell(channel, '0')
